@@ -1,0 +1,17 @@
+"""What the learner and the robot must agree on, without JAX: specification, state, kinematics, references, policy."""
+
+from .policy import NumpyPolicy as NumpyPolicy
+from .policy import load_policy as load_policy
+from .policy import policy_to_bytes as policy_to_bytes
+from .spec import ControlSpec as ControlSpec
+from .spec import Limits as Limits
+from .spec import PlanarChain as PlanarChain
+from .spec import PlanarJoint as PlanarJoint
+from .spec import PolicyShape as PolicyShape
+from .spec import ReferenceSpec as ReferenceSpec
+from .spec import Scales as Scales
+from .spec import SelectedOutput as SelectedOutput
+from .spec import SpecError as SpecError
+from .spec import StateLayout as StateLayout
+
+__version__ = "0.1.0"

@@ -1,0 +1,100 @@
+"""From measured positions to the tracked output, and back to a configuration. Pure functions against the array API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .arrays import namespace
+from .spec import ControlSpec, Kinematics, PlanarChain, SpecError
+
+
+def chain_points(chain: PlanarChain, position: Any) -> Any:
+    """Where the ends of the links are: `(…, joints + 1, 2)`, the base first, the tip last.
+
+    A vector (along, perpendicular) in a link at absolute angle a is
+    (cos a · along + sin a · perp, −sin a · along + cos a · perp): a positive angle turns the link down.
+    """
+    xp = namespace(position)
+    x = xp.full_like(position[..., 0], chain.base[0])
+    z = xp.full_like(position[..., 0], chain.base[1])
+    angle = xp.zeros_like(position[..., 0])
+    xs, zs = [x], [z]
+    for i, joint in enumerate(chain.joints):
+        along = joint.along
+        if joint.kind == "revolute":
+            angle = angle + position[..., i]
+        else:
+            along = along + position[..., i]
+        cos, sin = xp.cos(angle), xp.sin(angle)
+        x = x + cos * along + sin * joint.perpendicular
+        z = z - sin * along + cos * joint.perpendicular
+        xs.append(x)
+        zs.append(z)
+    return xp.stack([xp.stack(xs, axis=-1), xp.stack(zs, axis=-1)], axis=-1)
+
+
+def output_of_positions(kinematics: Kinematics, position: Any) -> Any:
+    """The tracked output `(…, outputs)` at joint positions `(…, positions)`; only a chain has one."""
+    if not isinstance(kinematics, PlanarChain):
+        raise SpecError(
+            "reference.space is 'position', but this robot's tracked output is measured, not computed"
+        )
+    return chain_points(kinematics, position)[..., -1, :]
+
+
+def tracked_output(spec: ControlSpec, measured: Any) -> Any:
+    """The tracked output `(…, outputs)` at a measurement `(…, measured)`."""
+    xp = namespace(measured)
+    if isinstance(spec.kinematics, PlanarChain):
+        position = xp.stack([measured[..., i] for i in spec.layout.position], axis=-1)
+        return output_of_positions(spec.kinematics, position)
+    return xp.stack([measured[..., i] for i in spec.kinematics.indices], axis=-1)
+
+
+def chain_jacobian(chain: PlanarChain, position: np.ndarray) -> np.ndarray:
+    """∂tip/∂position, `(2, joints)`, by central differences (numpy only; used off the control path)."""
+    step = 1e-6
+    shifted = position + step * np.concatenate([np.eye(len(position)), -np.eye(len(position))])
+    tips = chain_points(chain, shifted)[:, -1, :]
+    n = len(position)
+    return (tips[:n] - tips[n:]).T / (2 * step)
+
+
+def nearest_configuration(
+    chain: PlanarChain,
+    point: Any,
+    *,
+    low: Any,
+    high: Any,
+    iterations: int = 500,
+    tolerance: float = 1e-9,
+) -> np.ndarray:
+    """The joint positions that put the tip at `point`, nearest to the middle of the joint ranges.
+
+    Minimises Σ((q − middle)/(half range))² subject to tip(q) = point: Newton on the constraint with the weighted
+    pseudo-inverse, and a projected pull towards the middle in its null space. `SpecError` when the point is out of
+    reach inside the limits.
+    """
+    point, low, high = (np.asarray(a, dtype=np.float64) for a in (point, low, high))
+    middle, half = (low + high) / 2, (high - low) / 2
+    scaled = np.zeros(len(middle))  # z = (q − middle)/half: the cost is |z|²
+    for _ in range(iterations):
+        position = middle + half * scaled
+        jacobian = chain_jacobian(chain, position) * half
+        residual = point - chain_points(chain, position)[-1]
+        inverse = np.linalg.pinv(jacobian, rcond=1e-4)
+        # z_new = argmin |z| subject to the linearised constraint J (z − z_old) = residual
+        update = inverse @ (residual + jacobian @ scaled) - scaled
+        length = float(np.linalg.norm(update))
+        scaled = np.clip(scaled + update * min(1.0, 0.3 / max(length, 1e-12)), -1.0, 1.0)
+        if length < tolerance:
+            break
+    position = middle + half * scaled
+    miss = float(np.linalg.norm(point - chain_points(chain, position)[-1]))
+    if not miss < 1e-5:
+        raise SpecError(
+            f"the point {tuple(point)} is out of reach inside the joint limits: the tip misses it by {miss:.3f} m"
+        )
+    return position

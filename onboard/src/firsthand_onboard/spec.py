@@ -1,0 +1,389 @@
+"""ControlSpec: what the learner and the robot must agree on, as data.
+
+Everything here is plain numbers and names, so that it travels as JSON beside the policy's weights and nothing that is
+loaded can run. Every class checks itself when it is made; a wrong value gets one sentence that says which field, what
+it was and what it may be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Union
+
+FORMAT_VERSION = 1
+
+
+class SpecError(ValueError):
+    """A control specification that cannot be used; the message says which field is wrong and what it may be."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise SpecError(message)
+
+
+def _finite(name: str, values: tuple[float, ...]) -> None:
+    for i, value in enumerate(values):
+        _require(math.isfinite(value), f"{name}[{i}] is {value}, but must be a finite number")
+
+
+def _positive(name: str, values: tuple[float, ...]) -> None:
+    for i, value in enumerate(values):
+        _require(math.isfinite(value) and value > 0, f"{name}[{i}] is {value}, but must be a positive number")
+
+
+def _length(name: str, values: tuple, size: int, of: str) -> None:
+    _require(len(values) == size, f"{name} has {len(values)} entries, but must have {size}, one per {of}")
+
+
+def _ordered(name: str, low: tuple[float, ...], high: tuple[float, ...]) -> None:
+    for i, (a, b) in enumerate(zip(low, high)):  # noqa: B905 (Python 3.10: lengths are checked before)
+        _require(a < b, f"{name}_low[{i}] is {a}, but must be below {name}_high[{i}], which is {b}")
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """How the state vector is laid out.
+
+    The state is `[y_k, y_{k-1}, …, y_{k-measurement_memory}, u_{k-1}, …, u_{k-command_memory}]`: what is measured now,
+    what was measured before, and the last commands, newest first. The commands belong to the state because of dead
+    time: what the robot does next depends on commands that are already on their way.
+    """
+
+    measured: tuple[str, ...]
+    """Names of the measured quantities y."""
+    position: tuple[int, ...]
+    """Which entries of y are positions."""
+    velocity: tuple[int, ...]
+    """Which entries of y are the velocities of those positions, in the same order; empty if none are measured."""
+    commands: tuple[str, ...]
+    """Names of the command channels u."""
+    command_memory: int
+    """How many past commands the state carries."""
+    measurement_memory: int = 0
+    """How many past measurements the state carries."""
+
+    def __post_init__(self) -> None:
+        _require(
+            len(self.measured) > 0, "layout.measured is empty, but at least one quantity must be measured"
+        )
+        _require(
+            len(self.commands) > 0, "layout.commands is empty, but there must be at least one command channel"
+        )
+        _require(
+            self.command_memory >= 1,
+            f"layout.command_memory is {self.command_memory}, but must be at least 1 "
+            "(the change of command is part of the cost)",
+        )
+        _require(
+            self.measurement_memory >= 0,
+            f"layout.measurement_memory is {self.measurement_memory}, but must be at least 0",
+        )
+        for name, indices in (("position", self.position), ("velocity", self.velocity)):
+            for index in indices:
+                _require(
+                    0 <= index < len(self.measured),
+                    f"layout.{name} names entry {index}, but the measurement has entries 0 to {len(self.measured) - 1}",
+                )
+            _require(len(set(indices)) == len(indices), f"layout.{name} names an entry twice: {indices}")
+        _require(
+            len(self.position) > 0, "layout.position is empty, but at least one entry must be a position"
+        )
+        _require(
+            len(self.velocity) in (0, len(self.position)),
+            f"layout.velocity has {len(self.velocity)} entries, but must have none or one per position "
+            f"({len(self.position)})",
+        )
+        _require(
+            not set(self.position) & set(self.velocity), "layout.position and layout.velocity share an entry"
+        )
+
+    @property
+    def num_measured(self) -> int:
+        """The length of y."""
+        return len(self.measured)
+
+    @property
+    def num_commands(self) -> int:
+        """The length of u."""
+        return len(self.commands)
+
+    @property
+    def size(self) -> int:
+        """The length of the state vector."""
+        return self.num_measured * (1 + self.measurement_memory) + self.num_commands * self.command_memory
+
+    @property
+    def command_start(self) -> int:
+        """Where the command memory begins in the state vector."""
+        return self.num_measured * (1 + self.measurement_memory)
+
+
+@dataclass(frozen=True)
+class PlanarJoint:
+    """One joint of a planar chain and the rigid offset that follows it, in the frame after the joint."""
+
+    kind: Literal["revolute", "prismatic"]
+    """A revolute joint adds its position to the link's angle; a prismatic one moves along the link."""
+    along: float
+    """Metres along the link to the next joint."""
+    perpendicular: float = 0.0
+    """Metres perpendicular to the link, counted upward when the link points forward."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.kind in ("revolute", "prismatic"),
+            f"joint.kind is {self.kind!r}, but must be 'revolute' or 'prismatic'",
+        )
+        _finite("joint.offset", (self.along, self.perpendicular))
+
+
+@dataclass(frozen=True)
+class PlanarChain:
+    """The tracked output is the end of a planar chain of joints; a positive angle turns a link down."""
+
+    base: tuple[float, float]
+    """Where the first joint is, (x, z) in metres."""
+    joints: tuple[PlanarJoint, ...]
+    """The joints from the base outward; joint i moves with entry `layout.position[i]`."""
+    kind: Literal["planar_chain"] = "planar_chain"
+
+    def __post_init__(self) -> None:
+        _finite("kinematics.base", self.base)
+        _require(len(self.joints) > 0, "kinematics.joints is empty, but a chain has at least one joint")
+
+    @property
+    def num_outputs(self) -> int:
+        """A point in the plane has two coordinates."""
+        return 2
+
+
+@dataclass(frozen=True)
+class SelectedOutput:
+    """The tracked output is measured directly: some entries of y."""
+
+    indices: tuple[int, ...]
+    """Which entries of y are tracked."""
+    kind: Literal["selected"] = "selected"
+
+    def __post_init__(self) -> None:
+        _require(len(self.indices) > 0, "kinematics.indices is empty, but something must be tracked")
+
+    @property
+    def num_outputs(self) -> int:
+        """One coordinate per selected entry."""
+        return len(self.indices)
+
+
+Kinematics = Union[PlanarChain, SelectedOutput]  # noqa: UP007 (Python 3.10 evaluates this at run time)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What the policy's inputs are divided by, so that each is of order one. Fixed: a policy must not change by itself."""
+
+    measured_center: tuple[float, ...]
+    """Subtracted from y."""
+    measured_scale: tuple[float, ...]
+    """Divides y after centring."""
+    change_scale: tuple[float, ...]
+    """Divides y_k − y_{k-j} (the measurement memory enters as differences)."""
+    error: float
+    """Divides the tracking error now, in the unit of the tracked output."""
+    preview: float
+    """Divides how far the reference will move within the preview, in the unit of the tracked output."""
+
+    def __post_init__(self) -> None:
+        _finite("scales.measured_center", self.measured_center)
+        _positive("scales.measured_scale", self.measured_scale)
+        _positive("scales.change_scale", self.change_scale)
+        _positive("scales.error", (self.error,))
+        _positive("scales.preview", (self.preview,))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The ranges of commands and positions."""
+
+    command_low: tuple[float, ...]
+    """Lowest value per command channel."""
+    command_high: tuple[float, ...]
+    """Highest value per command channel."""
+    position_low: tuple[float, ...]
+    """Lower joint limit per position."""
+    position_high: tuple[float, ...]
+    """Upper joint limit per position."""
+
+    def __post_init__(self) -> None:
+        for name in ("command", "position"):
+            low, high = getattr(self, f"{name}_low"), getattr(self, f"{name}_high")
+            _finite(f"limits.{name}_low", low)
+            _finite(f"limits.{name}_high", high)
+            _length(f"limits.{name}_high", high, len(low), f"entry of {name}_low")
+            _ordered(f"limits.{name}", low, high)
+
+
+@dataclass(frozen=True)
+class ReferenceSpec:
+    """How a reference is built from a goal when a trajectory starts."""
+
+    space: Literal["position", "output"]
+    """Whether a goal is a set of joint positions (mapped through the kinematics) or a point of the tracked output."""
+    steps: int
+    """H, the number of control steps of a trajectory."""
+    peak_rate: tuple[float, ...]
+    """The highest speed per goal coordinate that a reference may ask for; a goal that is too far is moved closer."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.space in ("position", "output"),
+            f"reference.space is {self.space!r}, but must be 'position' or 'output'",
+        )
+        _require(self.steps >= 2, f"reference.steps is {self.steps}, but must be at least 2")
+        _positive("reference.peak_rate", self.peak_rate)
+
+
+@dataclass(frozen=True)
+class PolicyShape:
+    """The policy network: hidden layers of tanh units, and a tanh that keeps commands inside their range."""
+
+    hidden: tuple[int, ...] = (128, 128)
+    """Units per hidden layer."""
+
+    def __post_init__(self) -> None:
+        _require(
+            len(self.hidden) >= 1, "policy.hidden is empty, but the policy needs at least one hidden layer"
+        )
+        for i, width in enumerate(self.hidden):
+            _require(
+                isinstance(width, int) and width >= 1,
+                f"policy.hidden[{i}] is {width}, but must be a whole number of at least 1",
+            )
+
+
+@dataclass(frozen=True)
+class ControlSpec:
+    """Everything that turns measurements and a goal into commands, apart from the policy's weights."""
+
+    robot: str
+    """Name of the robot."""
+    period_s: float
+    """Control period in seconds."""
+    layout: StateLayout
+    """What the state vector holds."""
+    kinematics: Kinematics
+    """From measurement to tracked output."""
+    preview: tuple[int, ...]
+    """How many steps ahead the policy looks at the reference; offsets above 0, rising."""
+    scales: Scales
+    """What the policy's inputs are divided by."""
+    limits: Limits
+    """Ranges of commands and positions."""
+    reference: ReferenceSpec
+    """How a goal becomes a reference."""
+    policy: PolicyShape = PolicyShape()
+    """Sizes of the policy network."""
+
+    def __post_init__(self) -> None:
+        _positive("period_s", (self.period_s,))
+        layout, num_positions = self.layout, len(self.layout.position)
+        _require(len(self.preview) > 0, "preview is empty, but the policy must see where the reference goes")
+        _require(
+            all(a < b for a, b in zip((0, *self.preview), self.preview)),  # noqa: B905
+            f"preview is {self.preview}, but must be whole steps above 0, in rising order",
+        )
+        for name in ("measured_center", "measured_scale", "change_scale"):
+            _length(f"scales.{name}", getattr(self.scales, name), layout.num_measured, "measured quantity")
+        _length("limits.command_low", self.limits.command_low, layout.num_commands, "command channel")
+        _length("limits.position_low", self.limits.position_low, num_positions, "position")
+        if isinstance(self.kinematics, PlanarChain):
+            _length("kinematics.joints", self.kinematics.joints, num_positions, "position")
+        else:
+            for index in self.kinematics.indices:
+                _require(
+                    0 <= index < layout.num_measured,
+                    f"kinematics.indices names entry {index}, but the measurement has entries "
+                    f"0 to {layout.num_measured - 1}",
+                )
+        _length("reference.peak_rate", self.reference.peak_rate, self.goal_size, "goal coordinate")
+
+    @property
+    def num_outputs(self) -> int:
+        """The length of the tracked output."""
+        return self.kinematics.num_outputs
+
+    @property
+    def goal_size(self) -> int:
+        """The length of a goal."""
+        return len(self.layout.position) if self.reference.space == "position" else self.num_outputs
+
+    @property
+    def observation_size(self) -> int:
+        """The length of the policy's input."""
+        return self.layout.size + self.num_outputs * (1 + len(self.preview))
+
+    @property
+    def reference_length(self) -> int:
+        """Points in a built reference: one per step, and the preview beyond the last."""
+        return self.reference.steps + self.preview[-1]
+
+    def to_json(self) -> str:
+        """The specification as canonical JSON (sorted keys), so that equal specifications give equal text."""
+        return json.dumps({"format": FORMAT_VERSION, **dataclasses.asdict(self)}, sort_keys=True)
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: two sides that hold the same digest agree."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @staticmethod
+    def from_json(text: str) -> ControlSpec:
+        """The specification that `to_json` wrote; `SpecError` says what is wrong with anything else."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise SpecError(f"the control specification is not JSON: {error}") from None
+        _require(isinstance(data, dict), "the control specification is not a JSON object")
+        version = data.pop("format", None)
+        _require(
+            version == FORMAT_VERSION,
+            f"the control specification has format {version}, but this program reads format {FORMAT_VERSION}",
+        )
+        try:
+            return _build_spec(data)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise SpecError(f"the control specification is incomplete or malformed: {error}") from None
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _fields(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: _tuples(value) for name, value in data.items()}
+
+
+def _build_spec(data: dict[str, Any]) -> ControlSpec:
+    kinematics_data = dict(data["kinematics"])
+    kind = kinematics_data.get("kind")
+    kinematics: Kinematics
+    if kind == "planar_chain":
+        joints = tuple(PlanarJoint(**joint) for joint in kinematics_data["joints"])
+        kinematics = PlanarChain(base=_tuples(kinematics_data["base"]), joints=joints)
+    elif kind == "selected":
+        kinematics = SelectedOutput(indices=_tuples(kinematics_data["indices"]))
+    else:
+        raise SpecError(f"kinematics.kind is {kind!r}, but must be 'planar_chain' or 'selected'")
+    parts = {
+        "layout": StateLayout(**_fields(data["layout"])),
+        "kinematics": kinematics,
+        "scales": Scales(**_fields(data["scales"])),
+        "limits": Limits(**_fields(data["limits"])),
+        "reference": ReferenceSpec(**_fields(data["reference"])),
+        "policy": PolicyShape(**_fields(data["policy"])),
+    }
+    rest = {name: _tuples(value) for name, value in data.items() if name not in parts}
+    return ControlSpec(**rest, **parts)

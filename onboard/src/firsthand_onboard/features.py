@@ -1,4 +1,4 @@
-"""The state vector and the policy's input. Pure functions against the array API: numpy on the robot, JAX in training."""
+"""The state vector and the policy's input. Pure functions against the array API: numpy, or JAX in training."""
 
 from __future__ import annotations
 
@@ -41,6 +41,27 @@ def preview_points(spec: ControlSpec, reference: Any, step: int) -> Any:
     return namespace(reference).stack(rows)
 
 
+def robot_features(spec: ControlSpec, state: Any) -> Any:
+    """The state, every entry of order one: what is measured, how it changed, and the command memory."""
+    xp = namespace(state)
+    layout, scales = spec.layout, spec.scales
+    y, start, memory = layout.num_measured, layout.command_start, layout.measurement_memory
+    measured = state[:y]
+    parts = [(measured - constant(scales.measured_center, state)) / constant(scales.measured_scale, state)]
+    if memory:
+        earlier = xp.reshape(state[y:start], (memory, y))
+        parts.append(xp.reshape((measured - earlier) / constant(scales.change_scale, state), (-1,)))
+    commands = xp.reshape(state[start:], (layout.command_memory, layout.num_commands))
+    parts.append(xp.reshape(command_feature(spec, commands), (-1,)))
+    return xp.concat(parts)
+
+
+def command_feature(spec: ControlSpec, command: Any) -> Any:
+    """A command scaled so that its range is [-1, 1]."""
+    low, high = constant(spec.limits.command_low, command), constant(spec.limits.command_high, command)
+    return (command - (low + high) / 2) / ((high - low) / 2)
+
+
 def observation(spec: ControlSpec, state: Any, preview: Any) -> Any:
     """The policy's input for one step.
 
@@ -48,18 +69,6 @@ def observation(spec: ControlSpec, state: Any, preview: Any) -> Any:
     relative to the robot: the error now, and how far the reference will move from where it is now.
     """
     xp = namespace(state)
-    layout, scales, limits = spec.layout, spec.scales, spec.limits
-    y, start = layout.num_measured, layout.command_start
-    measured = state[:y]
-    parts = [(measured - constant(scales.measured_center, state)) / constant(scales.measured_scale, state)]
-    change = constant(scales.change_scale, state)
-    for j in range(1, layout.measurement_memory + 1):
-        parts.append((measured - state[j * y : (j + 1) * y]) / change)
-    low, high = constant(limits.command_low, state), constant(limits.command_high, state)
-    middle, half = (low + high) / 2, (high - low) / 2
-    for j in range(layout.command_memory):
-        command = state[start + j * layout.num_commands : start + (j + 1) * layout.num_commands]
-        parts.append((command - middle) / half)
-    parts.append((preview[0] - tracked_output(spec, measured)) / scales.error)
-    parts.append(xp.reshape((preview[1:] - preview[0]) / scales.preview, (-1,)))
-    return xp.concat(parts)
+    error = (preview[0] - tracked_output(spec, measured_part(spec.layout, state))) / spec.scales.error
+    motion = xp.reshape((preview[1:] - preview[0]) / spec.scales.preview, (-1,))
+    return xp.concat([robot_features(spec, state), error, motion])

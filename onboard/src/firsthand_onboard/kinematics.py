@@ -38,9 +38,7 @@ def chain_points(chain: PlanarChain, position: Any) -> Any:
 def output_of_positions(kinematics: Kinematics, position: Any) -> Any:
     """The tracked output `(…, outputs)` at joint positions `(…, positions)`; only a chain has one."""
     if not isinstance(kinematics, PlanarChain):
-        raise SpecError(
-            "reference.space is 'position', but this robot's tracked output is measured, not computed"
-        )
+        raise SpecError("reference.space is 'position', but this robot's tracked output is measured, not computed")
     return chain_points(kinematics, position)[..., -1, :]
 
 

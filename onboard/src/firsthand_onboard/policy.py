@@ -48,9 +48,7 @@ def check_layers(spec: ControlSpec, layers: Sequence[Layer]) -> None:
     """Raise `SpecError` unless the layers have the specification's shapes and are finite."""
     expected = expected_shapes(spec)
     if len(layers) != len(expected):
-        raise SpecError(
-            f"the policy has {len(layers)} layers, but the specification asks for {len(expected)}"
-        )
+        raise SpecError(f"the policy has {len(layers)} layers, but the specification asks for {len(expected)}")
     for i, ((weight, bias), (weight_shape, bias_shape)) in enumerate(zip(layers, expected)):  # noqa: B905
         for name, array, shape in (("weight", weight, weight_shape), ("bias", bias, bias_shape)):
             if tuple(array.shape) != shape:
@@ -66,8 +64,7 @@ class NumpyPolicy:
         check_layers(spec, layers)
         self.spec = spec
         self.layers = [
-            (np.ascontiguousarray(w, dtype=np.float32), np.ascontiguousarray(b, dtype=np.float32))
-            for w, b in layers
+            (np.ascontiguousarray(w, dtype=np.float32), np.ascontiguousarray(b, dtype=np.float32)) for w, b in layers
         ]
 
     def __call__(self, state: np.ndarray, preview: np.ndarray) -> np.ndarray:

@@ -23,11 +23,11 @@ def quintic_blend(phase: Any) -> Any:
 def reachable_fraction(spec: ControlSpec, start: Any, goal: Any) -> Any:
     """How much of the way from start to goal a reference may go so that its peak speeds stay allowed; at most 1."""
     xp = namespace(start)
-    duration = spec.reference.steps * spec.period_s
-    farthest = constant(spec.reference.peak_rate, start) * (duration / PEAK_OF_QUINTIC)
-    return xp.minimum(
-        xp.min(farthest / xp.maximum(xp.abs(goal - start), constant(1e-9, start))), constant(1.0, start)
-    )
+    way = goal - start
+    rate = xp.where(way < 0, constant(spec.reference.rate_low, start), constant(spec.reference.rate_high, start))
+    farthest = rate * (spec.reference.steps * spec.period_s / PEAK_OF_QUINTIC)  # same sign as `way`
+    share = xp.abs(farthest) / xp.maximum(xp.abs(way), constant(1e-9, start))
+    return xp.minimum(xp.min(share), constant(1.0, start))
 
 
 def build_reference(spec: ControlSpec, measured: Any, goal: Any) -> Any:

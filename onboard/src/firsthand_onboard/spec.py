@@ -68,12 +68,8 @@ class StateLayout:
     """How many past measurements the state carries."""
 
     def __post_init__(self) -> None:
-        _require(
-            len(self.measured) > 0, "layout.measured is empty, but at least one quantity must be measured"
-        )
-        _require(
-            len(self.commands) > 0, "layout.commands is empty, but there must be at least one command channel"
-        )
+        _require(len(self.measured) > 0, "layout.measured is empty, but at least one quantity must be measured")
+        _require(len(self.commands) > 0, "layout.commands is empty, but there must be at least one command channel")
         _require(
             self.command_memory >= 1,
             f"layout.command_memory is {self.command_memory}, but must be at least 1 "
@@ -90,17 +86,13 @@ class StateLayout:
                     f"layout.{name} names entry {index}, but the measurement has entries 0 to {len(self.measured) - 1}",
                 )
             _require(len(set(indices)) == len(indices), f"layout.{name} names an entry twice: {indices}")
-        _require(
-            len(self.position) > 0, "layout.position is empty, but at least one entry must be a position"
-        )
+        _require(len(self.position) > 0, "layout.position is empty, but at least one entry must be a position")
         _require(
             len(self.velocity) in (0, len(self.position)),
             f"layout.velocity has {len(self.velocity)} entries, but must have none or one per position "
             f"({len(self.position)})",
         )
-        _require(
-            not set(self.position) & set(self.velocity), "layout.position and layout.velocity share an entry"
-        )
+        _require(not set(self.position) & set(self.velocity), "layout.position and layout.velocity share an entry")
 
     @property
     def num_measured(self) -> int:
@@ -184,7 +176,7 @@ Kinematics = Union[PlanarChain, SelectedOutput]  # noqa: UP007 (Python 3.10 eval
 
 @dataclass(frozen=True)
 class Scales:
-    """What the policy's inputs are divided by, so that each is of order one. Fixed: a policy must not change by itself."""
+    """What the policy's inputs are divided by, so that each is of order one. Fixed: a policy must not drift by itself."""
 
     measured_center: tuple[float, ...]
     """Subtracted from y."""
@@ -235,8 +227,10 @@ class ReferenceSpec:
     """Whether a goal is a set of joint positions (mapped through the kinematics) or a point of the tracked output."""
     steps: int
     """H, the number of control steps of a trajectory."""
-    peak_rate: tuple[float, ...]
-    """The highest speed per goal coordinate that a reference may ask for; a goal that is too far is moved closer."""
+    rate_low: tuple[float, ...]
+    """The highest speed towards lower values that a reference may ask for, per goal coordinate; below zero."""
+    rate_high: tuple[float, ...]
+    """The highest speed towards higher values; a goal too far to be reached at these speeds is moved closer."""
 
     def __post_init__(self) -> None:
         _require(
@@ -244,7 +238,9 @@ class ReferenceSpec:
             f"reference.space is {self.space!r}, but must be 'position' or 'output'",
         )
         _require(self.steps >= 2, f"reference.steps is {self.steps}, but must be at least 2")
-        _positive("reference.peak_rate", self.peak_rate)
+        _positive("reference.rate_high", self.rate_high)
+        for i, rate in enumerate(self.rate_low):
+            _require(math.isfinite(rate) and rate < 0, f"reference.rate_low[{i}] is {rate}, but must be below zero")
 
 
 @dataclass(frozen=True)
@@ -255,9 +251,7 @@ class PolicyShape:
     """Units per hidden layer."""
 
     def __post_init__(self) -> None:
-        _require(
-            len(self.hidden) >= 1, "policy.hidden is empty, but the policy needs at least one hidden layer"
-        )
+        _require(len(self.hidden) >= 1, "policy.hidden is empty, but the policy needs at least one hidden layer")
         for i, width in enumerate(self.hidden):
             _require(
                 isinstance(width, int) and width >= 1,
@@ -309,7 +303,8 @@ class ControlSpec:
                     f"kinematics.indices names entry {index}, but the measurement has entries "
                     f"0 to {layout.num_measured - 1}",
                 )
-        _length("reference.peak_rate", self.reference.peak_rate, self.goal_size, "goal coordinate")
+        _length("reference.rate_low", self.reference.rate_low, self.goal_size, "goal coordinate")
+        _length("reference.rate_high", self.reference.rate_high, self.goal_size, "goal coordinate")
 
     @property
     def num_outputs(self) -> int:

@@ -1,0 +1,88 @@
+"""The closed-loop policy gradient along a trajectory, through the Jacobians of a model of the dynamics.
+
+The paper's estimate (eq. 6, with the ∂g/∂u term that a cost on commands needs) is, for the stacked trajectory,
+
+    ∇̂g = [∂g/∂x (I − (A + BK))⁻¹ B + ∂g/∂u (I + K (I − (A + BK))⁻¹ B)] ∂u/∂φ.
+
+The matrix is block lower triangular with the blocks of A + BK just below the diagonal, so its inverse is a recursion
+that runs backwards in time, linear in H in time and memory:
+
+    λ_τ = ∂c/∂x_τ + Kᵀ ∂c/∂u_τ + (A + BK)ᵀ λ_{τ+1},   λ_H = 0,
+    ∇̂g = Σ_τ (∂u_τ/∂φ)ᵀ (∂c/∂u_τ + Bᵀ λ_{τ+1}).
+
+A[k] = ∂f/∂x and B[k] = ∂f/∂u at step k map step k to step k+1; K[k] = ∂π/∂x at step k. None of them is formed: the
+recursion uses vector-Jacobian products.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from .rollout import CostFunction, DynamicsFunction, PolicyFunction, Rollout
+
+
+def trajectory_cost(cost: CostFunction, rollout: Rollout) -> Float[Array, ""]:
+    """g of one trajectory: the sum of c(x_τ, u_τ, r_τ) over its H steps (not H + 1)."""
+    costs = jax.vmap(cost)(rollout.states[:-1], rollout.commands, rollout.references)
+    return jnp.sum(jnp.where(rollout.valid, costs, 0.0))
+
+
+def mean_cost(cost: CostFunction, rollout: Rollout) -> Float[Array, ""]:
+    """The mean of c over steps and trajectories. The mean, not the sum: α, ε and η are meant for this scale."""
+    total = jax.vmap(lambda one: trajectory_cost(cost, one))(rollout).sum()
+    return total / jnp.maximum(rollout.valid.sum(), 1)
+
+
+def command_sensitivities(
+    policy: PolicyFunction,
+    dynamics: DynamicsFunction,
+    cost: CostFunction,
+    rollout: Rollout,
+    discount: float = 1.0,
+) -> Float[Array, "steps commands"]:
+    """μ_τ = ∂c/∂u_τ + Bᵀ λ_{τ+1} for one trajectory: how its cost changes with each command, feedback included.
+
+    `discount` γ multiplies A + BK, as the paper suggests for loops that are not yet stable.
+    """
+
+    def step(adjoint, inputs):
+        state, command, preview, free, valid = inputs
+        cost_x, cost_u = jax.grad(cost, argnums=(0, 1))(state, command, preview[0])
+        _, pull_dynamics = jax.vjp(dynamics, state, command)
+        through_state, through_command = pull_dynamics(adjoint)  # Aᵀλ, Bᵀλ
+        mu = jnp.where(free, cost_u + through_command, 0.0)
+        _, pull_policy = jax.vjp(lambda x: policy(x, preview), state)
+        # Kᵀ acts on ∂c/∂u undiscounted and on Bᵀλ discounted; both only where the gate let the command through.
+        (feedback,) = pull_policy(jnp.where(free, cost_u + discount * through_command, 0.0))
+        earlier = cost_x + discount * through_state + feedback
+        earlier = jnp.where(valid, earlier, adjoint)
+        return earlier, jnp.where(valid, mu, 0.0)
+
+    inputs = (rollout.states[:-1], rollout.commands, rollout.previews, rollout.free, rollout.valid)
+    _, sensitivities = jax.lax.scan(step, jnp.zeros_like(rollout.states[0]), inputs, reverse=True)
+    return sensitivities
+
+
+def closed_loop_gradient(
+    policy: PyTree,
+    dynamics: DynamicsFunction,
+    cost: CostFunction,
+    rollout: Rollout,
+    discount: float = 1.0,
+) -> PyTree:
+    """∇̂_φ of the mean cost over steps and trajectories, as a pytree like `policy` (arrays only).
+
+    Where `rollout` was measured this is the paper's estimate; where it was imagined by the same `dynamics` it is
+    backpropagation through time.
+    """
+    mu = jax.vmap(lambda one: command_sensitivities(policy, dynamics, cost, one, discount))(rollout)
+    mu = mu / jnp.maximum(rollout.valid.sum(), 1)
+    parameters, static = eqx.partition(policy, eqx.is_array)
+
+    def commands(phi):
+        current = eqx.combine(phi, static)
+        return jax.vmap(jax.vmap(current))(rollout.states[:, :-1], rollout.previews)
+
+    _, pull = jax.vjp(commands, parameters)
+    return pull(mu)[0]

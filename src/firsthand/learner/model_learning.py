@@ -1,0 +1,127 @@
+"""Learning the dynamics model: Adam on the one-step loss (eq. 3) over mini-batches from the buffer."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from ..models import Dynamics, predicted_entries
+from .buffer import Buffer, sample
+from .hyperparameters import Hyperparameters
+from .rollout import Rollout
+
+
+class ModelReport(NamedTuple):
+    """How the model did."""
+
+    loss: Float[Array, ""]
+    """Mean loss over the last tenth of the Adam steps, on the mini-batches."""
+    accepted: Bool[Array, ""]
+    """Whether everything stayed finite; otherwise the model and its optimiser came back unchanged."""
+
+
+def one_step_loss(
+    dynamics: Dynamics,
+    states: Float[Array, "batch state"],
+    commands: Float[Array, "batch commands"],
+    following: Float[Array, "batch measured"],
+) -> Float[Array, ""]:
+    """ℓ(θ): the mean squared error of the predicted change, each entry in units of `change_scale`.
+
+    The paper's ‖f_θ(x, u) − x⁺‖² on the entries that the network predicts; the others are known.
+    """
+    entries = jnp.asarray(predicted_entries(dynamics.spec))
+    target = (following - states[:, : following.shape[1]])[:, entries]
+    error = (jax.vmap(dynamics.change)(states, commands) - target) / dynamics.change_scale
+    return jnp.mean(error**2)
+
+
+def trainable(dynamics: Dynamics) -> tuple[Dynamics, Dynamics]:
+    """The weights θ, and the rest (the change scale is set from data, not by gradients)."""
+    spec = jax.tree.map(eqx.is_inexact_array, dynamics)
+    spec = eqx.tree_at(lambda d: d.change_scale, spec, False)
+    return eqx.partition(dynamics, spec)
+
+
+def adam(hyper: Hyperparameters) -> optax.GradientTransformation:
+    """The model's optimiser."""
+    return optax.adam(hyper.model_rate)
+
+
+def initial_optimizer(dynamics: Dynamics, hyper: Hyperparameters) -> PyTree:
+    """Adam's moments, all zero."""
+    return adam(hyper).init(trainable(dynamics)[0])
+
+
+def rescale(dynamics: Dynamics, buffer: Buffer) -> Dynamics:
+    """The same function, with its change scale set to the size of the changes in the buffer."""
+    entries = jnp.asarray(predicted_entries(dynamics.spec))
+    change = (buffer.following - buffer.states[:, : buffer.following.shape[1]])[:, entries]
+    used = jnp.arange(buffer.capacity) < buffer.size
+    mean_square = jnp.sum(jnp.where(used[:, None], change**2, 0.0), axis=0) / jnp.maximum(buffer.size, 1)
+    declared = jnp.asarray([dynamics.spec.scales.change_scale[i] for i in predicted_entries(dynamics.spec)])
+    # A channel that has hardly moved yet keeps a sane scale: its noise must not be blown up to order one.
+    return dynamics.with_change_scale(jnp.maximum(jnp.sqrt(mean_square), 0.02 * declared))
+
+
+@eqx.filter_jit
+def learn_model(
+    dynamics: Dynamics, optimizer: PyTree, buffer: Buffer, hyper: Hyperparameters, *, key: PRNGKeyArray
+) -> tuple[Dynamics, PyTree, ModelReport]:
+    """`hyper.model_steps` Adam steps. The batch grows with the buffer as a number of equal blocks, without recompiling."""
+    before = dynamics, optimizer
+    dynamics = rescale(dynamics, buffer)
+    weights, fixed = trainable(dynamics)
+    most = max(hyper.model_batch_most // hyper.model_batch, 1)
+    wanted = hyper.model_batch_share * buffer.size / hyper.model_batch
+    blocks = jnp.clip(wanted.astype(jnp.int32), 1, most)
+
+    def loss(weights, batch):
+        return one_step_loss(eqx.combine(weights, fixed), *batch)
+
+    def adam_step(carry, step_key):
+        weights, optimizer = carry
+
+        def accumulate(i, total):
+            batch = sample(buffer, hyper.model_batch, key=jax.random.fold_in(step_key, i))
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(weights, batch))
+
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights))
+        value, gradient = jax.tree.map(lambda x: x / blocks, jax.lax.fori_loop(0, blocks, accumulate, zero))
+        updates, optimizer = adam(hyper).update(gradient, optimizer, weights)
+        return (optax.apply_updates(weights, updates), optimizer), value
+
+    if hyper.model_steps == 0:
+        return dynamics, optimizer, ModelReport(jnp.nan * jnp.zeros(()), jnp.asarray(True))
+    keys = jax.random.split(key, hyper.model_steps)
+    (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), keys)
+    after = eqx.combine(weights, fixed), optimizer
+    accepted = jnp.all(jnp.isfinite(losses)) & all_finite(after)
+    dynamics, optimizer = keep_if(accepted, after, before)
+    return dynamics, optimizer, ModelReport(losses[-max(hyper.model_steps // 10, 1) :].mean(), accepted)
+
+
+@eqx.filter_jit
+def prediction_error(dynamics: Dynamics, rollout: Rollout) -> Float[Array, ""]:
+    """ℓ(θ) on one episode: before the model has learned from it, this is how well the model predicted the new."""
+    measured = dynamics.spec.layout.num_measured
+    states, commands = rollout.states[:, :-1], rollout.commands
+    entries = jnp.asarray(predicted_entries(dynamics.spec))
+    target = (rollout.states[:, 1:, :measured] - states[..., :measured])[..., entries]
+    error = (jax.vmap(jax.vmap(dynamics.change))(states, commands) - target) / dynamics.change_scale
+    squared = jnp.where(rollout.valid[..., None], error**2, 0.0)
+    return squared.sum() / jnp.maximum(rollout.valid.sum() * entries.shape[0], 1)
+
+
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether every floating-point leaf is finite."""
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
+    return jnp.all(jnp.asarray(leaves))
+
+
+def keep_if(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """`new` where the condition holds, else `old`; both have the same structure."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old)

@@ -1,0 +1,140 @@
+"""The trust-region step Δφ = −η Λ⁻¹ ∇ with Λ = ∇∇ᵀ + α J Jᵀ + ε I (eq. 8), without ever forming Λ.
+
+By Sherman–Morrison Δφ = −η w / (1 + ∇ᵀw), where (ε I + α J Jᵀ) w = ∇. The linear system is solved by conjugate
+gradients from zero with Jacobian-vector products, so time and memory are linear in the number of parameters and steps.
+
+Three bounds hold for every iterate of conjugate gradients, not only for the exact solution, because each iterate
+satisfies wᵀ (ε I + α J Jᵀ) w = ∇ᵀw =: s (it is a Galerkin projection). Hence ε‖w‖² ≤ s and α‖Jᵀw‖² ≤ s, and with
+√s/(1 + s) ≤ 1/2:
+
+    ‖Δφ‖ ≤ η/(2√ε),   ‖JᵀΔφ‖ ≤ η/(2√α),   −η < ∇ᵀΔφ ≤ 0.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from .rollout import Rollout
+
+BOUND_SLACK = 1e-3
+"""Relative slack on the three bounds, for rounding."""
+
+
+class StepReport(NamedTuple):
+    """What one preconditioned step was like."""
+
+    gradient_norm: Float[Array, ""]
+    """‖∇‖."""
+    step_norm: Float[Array, ""]
+    """‖Δφ‖, at most η/(2√ε)."""
+    command_change: Float[Array, ""]
+    """‖JᵀΔφ‖, at most η/(2√α): the predicted change of the commands of one trajectory (root of the mean square)."""
+    predicted_decrease: Float[Array, ""]
+    """−∇ᵀΔφ, in [0, η)."""
+    relative_residual: Float[Array, ""]
+    """‖(ε I + α J Jᵀ) w − ∇‖ / ‖∇‖ when conjugate gradients stopped."""
+    iterations: Int[Array, ""]
+    """Iterations of conjugate gradients."""
+    accepted: Bool[Array, ""]
+    """Whether everything was finite and the three bounds held; otherwise Δφ is zero."""
+
+
+def command_jacobian(policy: PyTree, rollout: Rollout):
+    """v ↦ Jᵀv and y ↦ Jy for J = ∂u/∂φ of size n_φ × (N·H·m), with the 1/√N of the mean over trajectories.
+
+    Returns the flat parameters, the two products, and the function back from flat parameters to a policy.
+    """
+    parameters, static = eqx.partition(policy, eqx.is_array)
+    flat, unravel = ravel_pytree(parameters)
+    passes = rollout.free & rollout.valid[..., None]
+    weight = jnp.where(passes, 1.0 / jnp.sqrt(rollout.states.shape[0]), 0.0).astype(flat.dtype)
+
+    def commands(phi):
+        current = eqx.combine(unravel(phi), static)
+        return weight * jax.vmap(jax.vmap(current))(rollout.states[:, :-1], rollout.previews)
+
+    _, push = jax.linearize(commands, flat)
+    transpose = jax.linear_transpose(push, flat)
+    return flat, push, lambda y: transpose(y)[0], lambda phi: eqx.combine(unravel(phi), static)
+
+
+def conjugate_gradients(product, right, *, iterations: int, tolerance: float):
+    """w with M w ≈ `right` for the symmetric positive definite M that `product` applies, started at zero.
+
+    Stops after `iterations`, or when ‖M w − right‖ ≤ `tolerance` · ‖right‖. Returns w, that relative residual, and the
+    number of iterations. Written out rather than taken from a library because the step's bounds rest on every iterate
+    being the Galerkin projection, and on stopping by the residual alone.
+    """
+    size = right @ right
+
+    def unfinished(carry):
+        _, _, _, square, count = carry
+        return (count < iterations) & (square > tolerance**2 * size)
+
+    def advance(carry):
+        w, remainder, direction, square, count = carry
+        image = product(direction)
+        length = square / (direction @ image)
+        w = w + length * direction
+        remainder = remainder - length * image
+        following = remainder @ remainder
+        return w, remainder, remainder + (following / square) * direction, following, count + 1
+
+    start = (jnp.zeros_like(right), right, right, size, jnp.asarray(0, jnp.int32))
+    w, _, _, square, count = jax.lax.while_loop(unfinished, advance, start)
+    return w, jnp.sqrt(square / jnp.maximum(size, jnp.finfo(right.dtype).tiny)), count
+
+
+def preconditioned_step(
+    policy: PyTree,
+    gradient: PyTree,
+    rollout: Rollout,
+    *,
+    eta: Float[Array, ""] | float,
+    alpha: float,
+    epsilon: float,
+    iterations: int = 30,
+    tolerance: float = 1e-2,
+) -> tuple[PyTree, StepReport]:
+    """The policy after one step of size η, and what the step was like.
+
+    `alpha` weighs the change of commands along `rollout`, `epsilon` the change of parameters. A step that is not finite
+    or breaks a bound is refused: the policy comes back unchanged with `accepted` false.
+    """
+    flat, push, pull, rebuild = command_jacobian(policy, rollout)
+    nabla, _ = ravel_pytree(gradient)
+
+    def product(w):
+        return epsilon * w + alpha * pull(push(w))
+
+    safe = jnp.where(jnp.isfinite(nabla), nabla, 0.0)
+    w, residual, used = conjugate_gradients(product, safe, iterations=iterations, tolerance=tolerance)
+    scale = -eta / (1.0 + safe @ w)
+    delta = scale * w
+    norm = jnp.linalg.norm(nabla)
+    change = jnp.linalg.norm(push(delta))
+    decrease = -(safe @ delta)
+    limit = 1.0 + BOUND_SLACK
+    accepted = (
+        jnp.isfinite(norm)
+        & jnp.all(jnp.isfinite(delta))
+        & (jnp.linalg.norm(delta) <= limit * eta / (2.0 * jnp.sqrt(epsilon)))
+        & ((alpha == 0) | (change <= limit * eta / (2.0 * jnp.sqrt(jnp.maximum(alpha, 1e-30)))))
+        & (decrease >= -BOUND_SLACK * eta)
+        & (decrease < limit * eta)
+    )
+    delta = jnp.where(accepted, delta, 0.0)
+    report = StepReport(
+        gradient_norm=norm,
+        step_norm=jnp.linalg.norm(delta),
+        command_change=jnp.where(accepted, change, 0.0),
+        predicted_decrease=jnp.where(accepted, decrease, 0.0),
+        relative_residual=residual,
+        iterations=used,
+        accepted=accepted,
+    )
+    return rebuild(flat + delta), report

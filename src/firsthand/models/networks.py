@@ -1,0 +1,91 @@
+"""The two networks: the policy π_φ and the dynamics model f_θ, both two tanh layers written for one sample."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.features import command_feature, measured_part, next_state, robot_features
+from firsthand_onboard.policy import network_output, policy_command
+
+Layers = tuple[tuple[Float[Array, "out in"], Float[Array, " out"]], ...]
+
+
+def initial_layers(sizes: tuple[int, ...], *, key: PRNGKeyArray, last_gain: float = 1.0) -> Layers:
+    """Random weights of variance 1/inputs, zero biases; the last layer is scaled by `last_gain`."""
+    layers = []
+    for i, layer_key in enumerate(jax.random.split(key, len(sizes) - 1)):
+        gain = last_gain if i == len(sizes) - 2 else 1.0
+        weight = gain * jax.random.normal(layer_key, (sizes[i + 1], sizes[i])) / jnp.sqrt(sizes[i])
+        layers.append((weight, jnp.zeros(sizes[i + 1])))
+    return tuple(layers)
+
+
+class Policy(eqx.Module):
+    """π_φ(x, r): the deterministic controller. φ is `layers`; the forward pass is the robot's own."""
+
+    layers: Layers
+    spec: ControlSpec = eqx.field(static=True)
+
+    @staticmethod
+    def random(spec: ControlSpec, *, key: PRNGKeyArray, last_gain: float = 1.0) -> "Policy":
+        """A policy with random weights."""
+        sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
+        return Policy(initial_layers(sizes, key=key, last_gain=last_gain), spec)
+
+    def __call__(
+        self, state: Float[Array, " state"], preview: Float[Array, "points outputs"]
+    ) -> Float[Array, " commands"]:
+        """The command in this state with this reference preview."""
+        return policy_command(self.spec, self.layers, state, preview)
+
+
+class Dynamics(eqx.Module):
+    """f_θ(x, u): the learned one-step model.
+
+    Only what is unknown is learned. The network predicts the change of the velocities where velocities are measured,
+    else the change of everything measured. Integration of velocities and the two registers are known.
+    """
+
+    layers: Layers
+    """θ."""
+    change_scale: Float[Array, " predicted"]
+    """What the network's output is multiplied by: the size of the changes seen so far. Not trained by gradients."""
+    spec: ControlSpec = eqx.field(static=True)
+
+    @staticmethod
+    def random(spec: ControlSpec, hidden: tuple[int, ...], *, key: PRNGKeyArray) -> "Dynamics":
+        """A model with random weights."""
+        predicted = predicted_entries(spec)
+        sizes = (spec.layout.size + spec.layout.num_commands, *hidden, len(predicted))
+        scale = jnp.asarray([spec.scales.change_scale[i] for i in predicted])
+        return Dynamics(initial_layers(sizes, key=key, last_gain=0.1), scale, spec)
+
+    def change(self, state: Float[Array, " state"], command: Float[Array, " commands"]) -> Float[Array, " predicted"]:
+        """The predicted change of the predicted entries over one control period, in their own units."""
+        features = jnp.concat([robot_features(self.spec, state), command_feature(self.spec, command)])
+        return self.change_scale * network_output(self.layers, features)
+
+    def __call__(self, state: Float[Array, " state"], command: Float[Array, " commands"]) -> Float[Array, " state"]:
+        """The predicted next state. Positions follow velocities by the trapezoidal rule."""
+        spec, layout = self.spec, self.spec.layout
+        measured = measured_part(layout, state)
+        new = measured.at[jnp.asarray(predicted_entries(spec))].add(self.change(state, command))
+        if layout.velocity:
+            position, velocity = jnp.asarray(layout.position), jnp.asarray(layout.velocity)
+            new = new.at[position].add(0.5 * spec.period_s * (measured[velocity] + new[velocity]))
+        return next_state(layout, state, command, new)
+
+    def with_change_scale(self, scale: Float[Array, " predicted"]) -> "Dynamics":
+        """The same function with another `change_scale`: the last layer is rescaled to make up for it."""
+        *hidden, (weight, bias) = self.layers
+        ratio = self.change_scale / scale
+        last = (weight * ratio[:, None], bias * ratio)
+        return Dynamics((*hidden, last), scale, self.spec)
+
+
+def predicted_entries(spec: ControlSpec) -> tuple[int, ...]:
+    """Which entries of the measurement the network predicts: all but the positions whose velocity is measured."""
+    known = spec.layout.position if spec.layout.velocity else ()
+    return tuple(i for i in range(spec.layout.num_measured) if i not in known)

@@ -1,0 +1,6 @@
+"""The simulated Menzi Muck M545 arm, in two fidelities."""
+
+from firsthand.plants.excavator.flow import ExcavatorFlow as ExcavatorFlow
+from firsthand.plants.excavator.flow import FlowState as FlowState
+from firsthand.plants.excavator.parameters import PAYLOADS as PAYLOADS
+from firsthand.plants.excavator.parameters import ExcavatorParameters as ExcavatorParameters

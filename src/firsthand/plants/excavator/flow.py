@@ -1,0 +1,218 @@
+"""The flow-source model of the excavator arm: fast, differentiable, the one to learn on.
+
+Valves ask for flows; the pump grants them, lowest load pressure first; the granted flow moves a joint through one
+damped oil-column mode. Load pressures are those of gravity and payload: a load's own acceleration does not reach the
+pump (in `ExcavatorPressure` it does).
+"""
+
+from typing import NamedTuple, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from firsthand.plants.base import AbstractPlant
+from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW, REFERENCE_POSE
+from firsthand.plants.excavator.hydraulics import (
+    MEMORY,
+    advance_spool,
+    delayed_command,
+    supply_pressure,
+    valve_gain,
+)
+from firsthand.plants.excavator.linkage import ARM_SIGNS, moment_arms
+from firsthand.plants.excavator.loads import gravity_torque, mass_diagonal
+from firsthand.plants.excavator.parameters import (
+    BAR,
+    PERIOD_S,
+    ExcavatorParameters,
+    by_direction,
+    oil_factors,
+    stroke_factors,
+)
+
+
+class FlowState(NamedTuple):
+    """State of the flow-source model. Joints in the order boom, dipper, telescope, pitch; rad, telescope m."""
+
+    position: Float[Array, "4"]
+    velocity: Float[Array, "4"]
+    deflection: Float[Array, "4"]
+    """Where the oil has put a joint minus where it is, beyond the deflection that carries the weight."""
+    spool: Float[Array, "4"]
+    """Spool positions in [-1, 1]."""
+    memory: Float[Array, "3 4"]
+    """The last three commands, the latest first: the dead time reads them."""
+    oil_temperature_c: Float[Array, ""]
+
+
+class Surroundings(NamedTuple):
+    """What the four joints feel during one control period."""
+
+    start_plus: Float[Array, "4"]
+    """Supply pressure at which oil begins to flow for u > 0, Pa."""
+    start_minus: Float[Array, "4"]
+    speed_plus: Float[Array, "4"]
+    """Joint velocity at full stroke with oil enough, u > 0, rad/s or m/s."""
+    speed_minus: Float[Array, "4"]
+    omega: Float[Array, "4"]
+    """Natural frequency of the oil column, rad/s."""
+    damping: Float[Array, "4"]
+    """Its damping ratio."""
+    flow_factor: Float[Array, ""]
+    """Of the oil temperature, on every flow."""
+    dead_band_factor: Float[Array, ""]
+
+
+class ExcavatorFlow(AbstractPlant):
+    """Menzi Muck M545 arm, flow-source fidelity: four commands in [-1, 1], measured [q, dq] of four joints at 25 Hz.
+
+    u > 0 raises the boom (its angle falls), folds the dipper in, extends the telescope and curls the tool.
+    """
+
+    payload_kg: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
+    """Mass held by the tool. See `PAYLOADS`."""
+    oil_temperature_c: Float[Array, ""] = eqx.field(default=50.0, converter=jnp.asarray)
+    """At reset."""
+    working_oil_c: Float[Array, ""] = eqx.field(default=75.0, converter=jnp.asarray)
+    """Where the oil temperature drifts to."""
+    warming_rate: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
+    """How fast, 1/s: dT/dt = warming_rate · (working_oil_c - T). 0 is no drift; 1/900 a machine that warms up."""
+    position_noise: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
+    """Standard deviation of the measured positions, rad or m."""
+    velocity_noise: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
+    """Standard deviation of the measured velocities, rad/s or m/s."""
+    parameters: ExcavatorParameters = eqx.field(default=ExcavatorParameters(), static=True)
+    substeps: int = eqx.field(default=4, static=True)
+    """Integration steps per control period."""
+
+    @property
+    def period_s(self) -> float:
+        """0.04 s."""
+        return PERIOD_S
+
+    @property
+    def num_commands(self) -> int:
+        """Boom, dipper, telescope, pitch."""
+        return 4
+
+    @property
+    def num_measured(self) -> int:
+        """Four positions, four velocities."""
+        return 8
+
+    def with_payload(self, kg: float | Float[Array, ""]) -> Self:
+        """The same machine with `kg` at the tool; nothing is recompiled."""
+        return eqx.tree_at(lambda plant: plant.payload_kg, self, jnp.asarray(kg, self.payload_kg.dtype))
+
+    def reset(self, position: Float[Array, "4"]) -> FlowState:
+        """At rest at `position` (moved inside the end stops), spools centred."""
+        position = jnp.clip(jnp.asarray(position, float), jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH))
+        zero = jnp.zeros_like(position)
+        return FlowState(position, zero, zero, zero, jnp.zeros((MEMORY, 4)), self.oil_temperature_c)
+
+    def step(self, state: FlowState, command: Float[Array, "4"], *, key: PRNGKeyArray) -> FlowState:
+        """One control period of 0.04 s with `command`, clipped to [-1, 1], held."""
+        del key
+        commands = jnp.concatenate([jnp.clip(command, -1.0, 1.0)[None], state.memory])
+        dt = PERIOD_S / self.substeps
+        surroundings = self.surroundings(state)
+        seen = jnp.stack([delayed_command(commands, i * dt, (i + 1) * dt, self.parameters) for i in range(self.substeps)])
+        state, _ = jax.lax.scan(lambda s, u: (self.substep(s, u, surroundings, dt), None), state, seen)
+        warming = self.warming_rate * (self.working_oil_c - state.oil_temperature_c)
+        oil = state.oil_temperature_c + PERIOD_S * warming
+        return state._replace(memory=commands[:MEMORY], oil_temperature_c=oil)
+
+    def surroundings(self, state: FlowState) -> "Surroundings":
+        """What changes slowly and is therefore computed once per control period."""
+        p = self.parameters
+        q = state.position
+        flow_factor, dead_band_factor, damping_factor = oil_factors(state.oil_temperature_c, p)
+        area_plus, area_minus, sign_plus, _ = stroke_factors(p)
+        arm = moment_arms(q)
+        # A load that pulls along needs no pressure: a smooth max(load, 0).
+        pull = gravity_torque(q, self.payload_kg) / arm * sign_plus
+        # The joint-space stiffness of an oil column goes with the square of the moment arm.
+        inertia = mass_diagonal(q, self.payload_kg)
+        omega = 2 * np.pi * jnp.asarray(p.mode_hz) * _REFERENCE_SCALE * jnp.abs(arm) / jnp.sqrt(inertia)
+        return Surroundings(
+            start_plus=_smooth_positive(pull / area_plus) + jnp.asarray(p.threshold_plus),
+            start_minus=_smooth_positive(-pull / area_minus) + jnp.asarray(p.threshold_minus),
+            speed_plus=flow_factor * jnp.asarray(p.speed_plus) * sign_plus / arm,
+            speed_minus=flow_factor * jnp.asarray(p.speed_minus) * -sign_plus / arm,
+            omega=omega,
+            damping=damping_factor * jnp.asarray(p.mode_damping),
+            flow_factor=flow_factor,
+            dead_band_factor=dead_band_factor,
+        )
+
+    def substep(
+        self, state: FlowState, command: Float[Array, "4"], surroundings: "Surroundings", dt: float
+    ) -> FlowState:
+        """One integration step of `dt` seconds with `command` at the valves."""
+        p, around = self.parameters, surroundings
+        q, dq, e = state.position, state.velocity, state.deflection
+        spool = advance_spool(state.spool, command, dt, p)
+        plus = spool > 0
+        area_plus, area_minus, sign_plus, sign_minus = stroke_factors(p)
+        full_plus, full_minus = area_plus * jnp.asarray(p.speed_plus), area_minus * jnp.asarray(p.speed_minus)
+
+        # What the valves ask for, less toward an end stop: cylinders have cushions.
+        low, high = jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH)
+        room = jnp.where(by_direction(plus, sign_plus * ARM_SIGNS, sign_minus * ARM_SIGNS) > 0, high - q, q - low)
+        gain = valve_gain(spool, around.dead_band_factor, p) * jnp.clip(room / jnp.asarray(p.cushion), 0.0, 1.0)
+
+        # What the pump grants.
+        demand = gain * around.flow_factor * by_direction(plus, full_plus, full_minus)
+        start = by_direction(plus, around.start_plus, around.start_minus)
+        ramp = by_direction(plus, p.ramp_plus, p.ramp_minus)
+        supply = supply_pressure(demand, start, ramp, p)
+        granted = gain * jnp.clip((supply - start) / ramp, 0.0, 1.0)
+        v = granted * by_direction(plus, around.speed_plus, around.speed_minus)
+
+        # The oil column by the trapezoidal rule: ė = v - q̇, q̈ = ω² e + 2ζω (v - q̇).
+        both = dt * around.omega * (0.25 * dt * around.omega + around.damping)
+        dq_new = (dq * (1 - both) + dt * around.omega**2 * e + 2 * both * v) / (1 + both)
+        mean = 0.5 * (dq + dq_new)
+        q_new = q + dt * mean
+
+        # A piston at its end stays there until it is pulled back.
+        inside = (q_new >= low) & (q_new <= high)
+        return state._replace(
+            position=jnp.clip(q_new, low, high),
+            velocity=jnp.where(inside, dq_new, 0.0),
+            deflection=jnp.where(inside, e + dt * (v - mean), 0.0),
+            spool=spool,
+        )
+
+    def advance(self, state: FlowState, command: Float[Array, "4"], dt: float) -> FlowState:
+        """A short time `dt` with `command` at the valves: no dead time, no drift. For looking at the modes."""
+        return self.substep(state, command, self.surroundings(state), dt)
+
+    def state_scale(self) -> np.ndarray:
+        """Typical sizes of the flattened state's entries; all of order one here."""
+        return np.ones(4 * 4 + 4 * MEMORY + 1)
+
+    def measure(self, state: FlowState, *, key: PRNGKeyArray) -> Float[Array, "8"]:
+        """[q, dq] in rad, m, rad/s, m/s."""
+        noise = jax.random.normal(key, (2, 4), state.position.dtype)
+        position = state.position + self.position_noise * noise[0]
+        velocity = state.velocity + self.velocity_noise * noise[1]
+        return jnp.concatenate([position, velocity])
+
+
+def _smooth_positive(pressure: Float[Array, "4"]) -> Float[Array, "4"]:
+    """max(pressure, 0), rounded over 10 bar."""
+    return 0.5 * (pressure + jnp.sqrt(pressure * pressure + (10 * BAR) ** 2))
+
+
+def _reference_scale() -> np.ndarray:
+    """√inertia / arm at the reference pose, empty: turns a frequency there into one elsewhere."""
+    with jax.ensure_compile_time_eval():
+        q = jnp.asarray(REFERENCE_POSE)
+        return np.asarray(jnp.sqrt(mass_diagonal(q, jnp.asarray(0.0))) / jnp.abs(moment_arms(q)), np.float64)
+
+
+_REFERENCE_SCALE = _reference_scale()

@@ -1,0 +1,129 @@
+"""The numbers of the machine that are not geometry."""
+
+from dataclasses import dataclass
+
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+BAR = 1e5
+LITRE_PER_MINUTE = 1e-3 / 60
+
+PERIOD_S = 0.04
+"""Control period (S)."""
+
+PAYLOADS = {"empty": 0.0, "small": 300.0, "medium": 600.0, "large": 900.0}
+"""kg at the tool (E)."""
+
+Four = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class ExcavatorParameters:
+    """Numbers of the machine. Tuples run over boom, dipper, telescope, pitch.
+
+    Fields that end in `_plus` hold for u > 0, those in `_minus` for u < 0. All are estimates (E), chosen so that
+    `characterize` finds the measured responses.
+    """
+
+    # Cylinders
+    bore_m: Four = (0.140, 0.125, 0.070, 0.100)
+    """Piston diameters."""
+    rod_m: Four = (0.090, 0.070, 0.050, 0.060)
+    """Rod diameters."""
+    extends_plus: tuple[bool, bool, bool, bool] = (True, True, True, False)
+    """Whether u > 0 lengthens the cylinder."""
+
+    # From command to spool
+    dead_time_s: Four = (0.067, 0.06, 0.076, 0.066)
+    """Before a valve sees a new command, at most three control periods."""
+    open_s: Four = (0.2, 0.14, 0.14, 0.08)
+    """Time constant of a spool that moves away from its centre a little."""
+    slew_plus: Four = (1.75, 1.33, 1.5, 1.45)
+    """The fastest it moves away from its centre, strokes per second: a large step opens more slowly."""
+    slew_minus: Four = (1.43, 1.28, 3.9, 1.35)
+    close_s: Four = (0.12, 0.1, 0.12, 0.09)
+    """Time constant of a spool that returns."""
+
+    # From spool to flow
+    speed_plus: Four = (0.172, 0.314, 0.52, 0.37)
+    """Cylinder speed in m/s at full stroke with oil enough."""
+    speed_minus: Four = (0.215, 0.3, 0.21, 0.328)
+    dead_band: Four = (0.045, 0.05, 0.065, 0.05)
+    """Overlap of the spool, as a fraction of its stroke."""
+    knee_plus: Four = (0.15, 0.15, 0.15, 0.15)
+    """Stroke over which the convex start of the gain turns into a line."""
+    knee_minus: Four = (0.18, 0.15, 0.15, 0.15)
+    saturation_plus: Four = (1.9, 1.9, 1.9, 1.9)
+    """How strongly the gain flattens toward full stroke; 0 would be not at all."""
+    saturation_minus: Four = (2.4, 2.4, 2.4, 2.4)
+
+    # Pump, and what a consumer asks of it
+    pump_flow: float = 207 * LITRE_PER_MINUTE
+    """m³/s."""
+    relief: float = 350 * BAR
+    """Pa."""
+    threshold_plus: Four = (20 * BAR, 98 * BAR, 135 * BAR, 140 * BAR)
+    """Supply pressure beyond the load's at which oil begins to flow, Pa: friction, counterbalance valve, return line."""
+    threshold_minus: Four = (10 * BAR, 10 * BAR, 130 * BAR, 125 * BAR)
+    ramp_plus: Four = (54 * BAR, 110 * BAR, 60 * BAR, 85 * BAR)
+    """Further supply pressure at which the valve delivers all that is asked, Pa: load-sensing margin and hose losses."""
+    ramp_minus: Four = (20 * BAR, 95 * BAR, 40 * BAR, 60 * BAR)
+
+    # Oil column
+    mode_hz: Four = (2.0, 3.5, 15.0, 7.0)
+    """Frequency at the reference pose with the empty tool."""
+    mode_damping: Four = (0.5, 0.45, 0.35, 0.4)
+    """Damping ratio there."""
+
+    cushion: Four = (0.06, 0.08, 0.05, 0.10)
+    """Stretch before an end stop over which the flow is throttled, rad or m."""
+
+    # Oil temperature, relative to the one at which all of the above holds
+    nominal_oil_c: float = 50.0
+    gain_per_c: float = 0.004
+    """Warmer oil flows more easily through the valves: relative change of flow."""
+    dead_band_per_c: float = -0.005
+    """Relative change of the dead band."""
+    damping_per_c: float = -0.012
+    """Relative change of the mode's damping."""
+
+    def __post_init__(self) -> None:
+        if not all(0 < d <= 3 * PERIOD_S for d in self.dead_time_s):
+            raise ValueError(f"dead_time_s is {self.dead_time_s}; each must lie in (0, {3 * PERIOD_S:.2f}] s.")
+        if not all(0 < r < b for r, b in zip(self.rod_m, self.bore_m, strict=True)):
+            raise ValueError(f"rod_m is {self.rod_m}; each must be thinner than its bore, {self.bore_m}.")
+
+
+def piston_areas(p: ExcavatorParameters) -> tuple[np.ndarray, np.ndarray]:
+    """Areas (bore side, rod side) in m²."""
+    bore, rod = np.asarray(p.bore_m), np.asarray(p.rod_m)
+    return np.pi / 4 * bore**2, np.pi / 4 * (bore**2 - rod**2)
+
+
+def stroke_factors(p: ExcavatorParameters) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What filling for u > 0 and for u < 0 means: (area plus, area minus, cylinder sign plus, cylinder sign minus)."""
+    bore, rod = piston_areas(p)
+    extends = np.asarray(p.extends_plus)
+    sign = np.where(extends, 1.0, -1.0)
+    return np.where(extends, bore, rod), np.where(extends, rod, bore), sign, -sign
+
+
+def oil_factors(temperature_c: Array, p: ExcavatorParameters) -> tuple[Array, Array, Array]:
+    """Factors on (flow, dead band, damping) at this oil temperature; cut off 40 °C either side, where lines mislead."""
+    off = jnp.clip(temperature_c - p.nominal_oil_c, -40.0, 40.0)
+    return 1 + p.gain_per_c * off, 1 + p.dead_band_per_c * off, 1 + p.damping_per_c * off
+
+
+def by_direction(plus: Array, for_plus, for_minus) -> Array:
+    """Per joint, the first where the valve is open for u > 0, the second elsewhere.
+
+    The jump is harmless: it happens inside the dead band, where nothing flows.
+    """
+    return jnp.where(plus, jnp.asarray(for_plus), jnp.asarray(for_minus))
+
+
+def sigmoid(x: Array) -> Array:
+    """Logistic function; by tanh, which neither overflows nor needs a division."""
+    return 0.5 + 0.5 * jnp.tanh(0.5 * x)

@@ -1,0 +1,72 @@
+"""What training needs of a robot: run an episode of given goals, and follow given references for evaluation."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from firsthand_onboard import ControlSpec
+
+from ..models import Policy
+from ..tasks.base import EvaluationReference, Task
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """What a robot reports of N trajectories: raw, as numpy arrays, so that it can be kept and replayed."""
+
+    starts: Float[np.ndarray, "trajectories state"]
+    """The state vector at the start of each trajectory (it carries the command memory)."""
+    measured: Float[np.ndarray, "trajectories steps_and_last measured"]
+    """y_0 … y_H."""
+    commands: Float[np.ndarray, "trajectories steps commands"]
+    """u_0 … u_{H-1}, as applied."""
+    references: Float[np.ndarray, "trajectories points outputs"]
+    """The reference, `steps` points and the preview beyond."""
+    free: Bool[np.ndarray, "trajectories steps commands"]
+    """Where the applied command was the policy's own."""
+    valid: Bool[np.ndarray, "trajectories steps"]
+    """Steps that happened."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The record as named arrays, for a file."""
+        return {name: np.asarray(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, np.ndarray]) -> "EpisodeRecord":
+        """The record from named arrays; others are ignored."""
+        return EpisodeRecord(**{name: arrays[name] for name in EpisodeRecord.__dataclass_fields__})
+
+
+def preview_indices(spec: ControlSpec, steps: int) -> np.ndarray:
+    """Which points of a reference the policy sees at each step, `(steps, 1 + preview)`."""
+    return np.arange(steps)[:, None] + np.asarray((0, *spec.preview))
+
+
+class AbstractRobot(ABC):
+    """A robot as training sees it."""
+
+    task: Task
+
+    @abstractmethod
+    def measured(self) -> Float[np.ndarray, " measured"]:
+        """What the sensors say now."""
+
+    @abstractmethod
+    def run_episode(self, policy: Policy, goals: Float[np.ndarray, "trajectories goal"]) -> EpisodeRecord:
+        """Visit the goals one after the other under the policy; each trajectory starts where the last one ended."""
+
+    @abstractmethod
+    def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
+        """Follow each reference from rest at its start. Leaves the robot as it was."""
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """The robot's own state as a pytree, for a checkpoint; an empty one for a robot that cannot be rewound."""
+
+    @abstractmethod
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot."""

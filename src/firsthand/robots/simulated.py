@@ -1,0 +1,148 @@
+"""A simulated plant as a robot: a whole episode runs inside one compiled call."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.features import initial_state, measured_part, next_state
+from firsthand_onboard.references import build_reference
+
+from ..models import Policy
+from ..plants.base import AbstractPlant
+from ..tasks.base import EvaluationReference, Task
+from .base import AbstractRobot, EpisodeRecord, preview_indices
+
+
+def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, *, key: PRNGKeyArray):
+    """Follow one reference. `start` is (plant state, state vector); returns the end, and y, u at every step."""
+    steps = points.shape[0] - spec.preview[-1]
+    previews = points[preview_indices(spec, steps)]
+
+    def step(carry, inputs):
+        plant_state, state = carry
+        preview, step_key = inputs
+        command = policy(state, preview)
+        dynamics_key, sensor_key = jax.random.split(step_key)
+        plant_state = plant.step(plant_state, command, key=dynamics_key)
+        measured = plant.measure(plant_state, key=sensor_key)
+        state = next_state(spec.layout, state, command, measured)
+        return (plant_state, state), (measured, command)
+
+    end, (measured, commands) = jax.lax.scan(step, start, (previews, jax.random.split(key, steps)))
+    first = measured_part(spec.layout, start[1])
+    return end, jnp.concat([first[None], measured]), commands
+
+
+def neutral(spec: ControlSpec) -> Float[np.ndarray, " commands"]:
+    """The middle of the command range, which every simulated plant takes as neutral."""
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    return (low + high) / 2
+
+
+def at_rest(plant: AbstractPlant, spec: ControlSpec, position, *, key: PRNGKeyArray):
+    """The plant standing at `position`, and the state vector that goes with it."""
+    plant_state = plant.reset(position)
+    measured = plant.measure(plant_state, key=key)
+    return plant_state, initial_state(spec.layout, measured, jnp.asarray(neutral(spec), measured.dtype))
+
+
+@eqx.filter_jit
+def _episode(plant, policy, spec, start, goals, key):
+    def trajectory(carry, inputs):
+        goal, trajectory_key = inputs
+        first = carry[1]
+        points = build_reference(spec, measured_part(spec.layout, first), goal)
+        carry, measured, commands = track(plant, policy, spec, carry, points, key=trajectory_key)
+        return carry, (first, measured, commands, points)
+
+    return jax.lax.scan(trajectory, start, (goals, jax.random.split(key, goals.shape[0])))
+
+
+@eqx.filter_jit
+def _follow(plant, policy, spec, positions, points, key):
+    def one(position, points, key):
+        rest_key, track_key = jax.random.split(key)
+        start = at_rest(plant, spec, position, key=rest_key)
+        _, measured, commands = track(plant, policy, spec, start, points, key=track_key)
+        return start[1], measured, commands
+
+    return jax.vmap(one)(positions, points, jax.random.split(key, positions.shape[0]))
+
+
+_rest = eqx.filter_jit(at_rest)
+
+
+class SimulatedRobot(AbstractRobot):
+    """A plant and its task, behind the same interface as hardware."""
+
+    def __init__(self, plant: AbstractPlant, task: Task, *, seed: int = 0) -> None:
+        self.plant = plant
+        self.task = task
+        self._key = jax.random.key(np.uint32(seed) ^ np.uint32(0x5EED))
+        position = jnp.asarray(task.home, jnp.float32)
+        self._now = _rest(plant, task.spec, position, key=self._next_key())
+
+    def _next_key(self) -> PRNGKeyArray:
+        self._key, key = jax.random.split(self._key)
+        return key
+
+    def measured(self) -> Float[np.ndarray, " measured"]:
+        """What the sensors said last."""
+        return np.asarray(measured_part(self.task.spec.layout, self._now[1]))
+
+    def run_episode(self, policy: Policy, goals: Float[np.ndarray, "trajectories goal"]) -> EpisodeRecord:
+        """One compiled call; nothing recompiles between episodes."""
+        goals = jnp.asarray(goals, jnp.float32)
+        self._now, (starts, measured, commands, references) = _episode(
+            self.plant, policy, self.task.spec, self._now, goals, self._next_key()
+        )
+        return _record(starts, measured, commands, references)
+
+    def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
+        """All references at once, padded to the longest; the padding is cut off again."""
+        spec = self.task.spec
+        longest = max(len(r.points) for r in references) + spec.preview[-1]
+        longest = -(-longest // 128) * 128  # speeds and seeds of one kind share a compiled length
+        padded = np.stack([_held(r.points, longest) for r in references])
+        positions = jnp.asarray(np.stack([r.start for r in references]), jnp.float32)
+        key = jax.random.key(0)  # evaluation is the same every time
+        starts, measured, commands = _follow(self.plant, policy, spec, positions, jnp.asarray(padded, jnp.float32), key)
+        records = []
+        for i, reference in enumerate(references):
+            steps = len(reference.points)
+            points = padded[i : i + 1, : steps + spec.preview[-1]]
+            records.append(
+                _record(starts[i : i + 1], measured[i : i + 1, : steps + 1], commands[i : i + 1, :steps], points)
+            )
+        return tuple(records)
+
+    def snapshot(self) -> Any:
+        """Plant state, state vector and random key."""
+        return self._now, self._key
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot, bit for bit."""
+        self._now, self._key = snapshot
+
+
+def _held(points: np.ndarray, length: int) -> np.ndarray:
+    return np.concatenate([points, np.repeat(points[-1:], length - len(points), axis=0)])
+
+
+def _record(starts, measured, commands, references) -> EpisodeRecord:
+    starts, measured, commands, references = (
+        np.asarray(a, np.float32) for a in (starts, measured, commands, references)
+    )
+    return EpisodeRecord(
+        starts=starts,
+        measured=measured,
+        commands=commands,
+        references=references,
+        free=np.ones(commands.shape, bool),
+        valid=np.ones(commands.shape[:2], bool),
+    )

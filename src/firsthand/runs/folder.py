@@ -1,0 +1,377 @@
+"""`RunFolder`: the folder of one run.
+
+    config.json         format version, configuration, provenance; written once
+    metrics.jsonl       a line per episode
+    episodes/000012.safetensors      what the robot did in episode 12; append-only
+    checkpoints/000012.safetensors   the learner's whole state after episode 12; the newest few
+    best.safetensors    the best policy so far
+    report/             figures and the HTML report
+    lock                held by the process that writes
+
+A trainer writes the episode, then its metrics line, then the checkpoint. The checkpoint is what makes an
+episode count: resuming loads the newest good one and rewinds the rest to it.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from firsthand.errors import UserError
+from firsthand.runs import atomic, packed, plain
+from firsthand.runs.lock import WriterLock
+from firsthand.runs.metrics import MetricsFile
+from firsthand.runs.packed import Arrays, DamagedFile
+
+FORMAT = 1
+_FOLDERS = ("episodes", "checkpoints", "report")
+_NUMBERED = re.compile(r"(\d{6,})\.safetensors")
+_ABSENT = object()
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint as it was read. `notes` has a sentence for each newer one that had to be skipped."""
+
+    episode: int
+    arrays: Arrays
+    info: dict[str, Any]
+    notes: list[str]
+
+
+class RunFolder:
+    """What one run leaves on disk. Make it with `create`, or `open`; use it in a `with`, or `close` it.
+
+    Anyone may read while a writer writes. Writing needs the lock, which `create` and `open(writer=True)` take.
+    All failures that a user can cause, a full disk among them, are `UserError`.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], provenance: dict[str, Any], lock: WriterLock) -> None:
+        self.path = path
+        self.config = config
+        self.provenance = provenance
+        self._lock = lock
+        self._metrics = MetricsFile(path / "metrics.jsonl")
+
+    # Making, opening, closing.
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> Self:
+        """Start a run in a folder that does not exist or is empty, and take the writer's lock.
+
+        ±∞ and NaN in `config` are stored as text that `float()` reads.
+        """
+        path = Path(path)
+        _check_free(path)
+        atomic.make_folder(path)
+        lock = WriterLock(path / "lock")
+        lock.acquire()
+        try:
+            # Again, now that nobody else can be between these two lines.
+            _check_free(path)
+            atomic.remove_temporary_files(path)
+            for name in _FOLDERS:
+                atomic.make_folder(path / name)
+            content = {"format": FORMAT, "config": config, "provenance": provenance}
+            # Last, because it is what makes the folder a run.
+            atomic.write_json(path / "config.json", content)
+            return cls(path, *_read_config(path), lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, writer: bool = False) -> Self:
+        """Open a run for reading, or, with `writer`, for resuming; then nobody else can write to it."""
+        path = Path(path)
+        config, provenance = _read_config(path)
+        lock = WriterLock(path / "lock")
+        if writer:
+            lock.acquire()
+            try:
+                atomic.remove_temporary_files(path)
+                for name in _FOLDERS:
+                    atomic.make_folder(path / name)
+                    atomic.remove_temporary_files(path / name)
+            except BaseException:
+                lock.release()
+                raise
+        return cls(path, config, provenance, lock)
+
+    def close(self) -> None:
+        """Release the lock. Reading goes on working."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def report_dir(self) -> Path:
+        """Where the report goes."""
+        return self.path / "report"
+
+    def check_same_config(self, config: Mapping[str, Any], ignore: Sequence[str] = ("episodes",)) -> None:
+        """Refuse to go on with a configuration that is not the one the run was started with.
+
+        `ignore` lists dotted fields that may differ; naming a group ignores everything in it.
+        """
+        stored = dict(_fields(self.config))
+        given = dict(_fields(plain.values(config, nonfinite="text")))
+        for name in [*given, *(name for name in stored if name not in given)]:
+            if any(name == field or name.startswith(field + ".") for field in ignore):
+                continue
+            before, now = stored.get(name, _ABSENT), given.get(name, _ABSENT)
+            # `1 == True` and `1 == 1.0` in Python; only the second pair means the same setting.
+            if before != now or isinstance(before, bool) != isinstance(now, bool):
+                raise UserError(
+                    f"{self.path} was started with {name} = {_show(before)}, and now it is {_show(now)}; "
+                    "resume with the same value, or start another run with another --out."
+                )
+
+    # Metrics.
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add an episode's line to metrics.jsonl, durably. ±∞ and NaN are stored as null."""
+        self._require_lock()
+        self._metrics.append(metrics)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, oldest first, without one that is still being written or was torn."""
+        return self._metrics.read()
+
+    def truncate_metrics(self, after_episode: int) -> None:
+        """Drop the lines of episodes later than this one, and a torn last line, atomically."""
+        self._require_lock()
+        self._metrics.truncate(after_episode)
+
+    # Episodes.
+
+    def save_episode(self, episode: int, arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> None:
+        """Store what the robot did. A stored episode is never changed."""
+        self._require_lock()
+        path = self._episode_path(episode)
+        if path.exists():
+            raise FileExistsError(f"{path} is stored already; rewind the run before doing the episode again")
+        atomic.write_bytes(path, packed.pack(arrays, info))
+
+    def load_episode(self, episode: int) -> tuple[Arrays, dict[str, Any]]:
+        """The arrays and the info of one episode."""
+        path = self._episode_path(episode)
+        try:
+            return packed.unpack(path.read_bytes())
+        except FileNotFoundError as error:
+            raise UserError(f"{self.path} has no episode {episode}: {path} does not exist.") from error
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
+        except DamagedFile as error:
+            raise UserError(f"{path} is damaged: {error}.") from error
+
+    def episodes(self) -> list[int]:
+        """The numbers of the stored episodes, in order."""
+        return _numbers(self.path / "episodes")
+
+    def drop_episodes(self, after: int) -> None:
+        """Remove the episodes later than this one, so that they can be done again."""
+        self._require_lock()
+        self._drop("episodes", after)
+
+    # Checkpoints.
+
+    def save_checkpoint(
+        self, episode: int, arrays: Mapping[str, np.ndarray], info: Mapping[str, Any], *, keep: int = 3
+    ) -> None:
+        """Store the learner's state after an episode, then remove all but the newest `keep` checkpoints.
+
+        The new one is durable before an old one goes. The newest must stay the newest, so after going back to
+        an earlier one the later ones have to be dropped first: see `rewind`.
+        """
+        self._require_lock()
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, not {keep}")
+        before = self.checkpoints()
+        if before and before[-1] > episode:
+            raise ValueError(f"checkpoint {before[-1]} is newer than {episode}; rewind the run first")
+        atomic.write_bytes(self._checkpoint_path(episode), packed.pack(arrays, info))
+        atomic.remove(*(self._checkpoint_path(old) for old in self.checkpoints()[:-keep]))
+
+    def checkpoints(self) -> list[int]:
+        """The numbers of the stored checkpoints, in order, good or not.
+
+        Empty when the run was stopped before its first one; then it has to start from the beginning.
+        """
+        return _numbers(self.path / "checkpoints")
+
+    def load_checkpoint(self, episode: int | None = None) -> Checkpoint:
+        """The newest checkpoint whose SHA-256 is right, or that of one episode.
+
+        Damaged ones are skipped, with a sentence each in `notes`.
+        """
+        if episode is not None and episode not in self.checkpoints():
+            kept = ", ".join(map(str, self.checkpoints())) or "none"
+            raise UserError(f"{self.path} has no checkpoint of episode {episode}; it has {kept}.")
+        damaged: dict[Path, str] = {}
+        for number, path in self._checkpoints_to_try(episode):
+            try:
+                arrays, info = packed.unpack(path.read_bytes())
+            except DamagedFile as error:
+                damaged[path] = str(error)
+            except FileNotFoundError:
+                continue  # The writer removed it just now, which it does only when there is a newer one.
+            except OSError as error:
+                damaged[path] = atomic.cause(error)
+            else:
+                notes = [f"{bad} is damaged ({why}); using {path} instead." for bad, why in damaged.items()]
+                return Checkpoint(number, arrays, info, notes)
+        if not damaged:
+            raise UserError(f"{self.path} has no checkpoint: it was stopped before its first episode was done.")
+        reasons = "; ".join(f"{bad.name}: {why}" for bad, why in damaged.items())
+        raise UserError(f"no checkpoint in {self.path / 'checkpoints'} can be used ({reasons}).")
+
+    def rewind(self, episode: int) -> None:
+        """Make the folder what it was right after this episode's checkpoint; -1 for the very beginning.
+
+        Resuming calls this with the checkpoint it loaded. It can be interrupted and called again: a checkpoint
+        goes before the episodes it stands for, and the newest goes first.
+        """
+        self._require_lock()
+        self._drop("checkpoints", episode)
+        self.truncate_metrics(episode)
+        self.drop_episodes(episode)
+
+    # The best policy.
+
+    def save_best(self, arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> None:
+        """Replace the best policy so far."""
+        self._require_lock()
+        atomic.write_bytes(self._best_path, packed.pack(arrays, info))
+
+    def load_best(self) -> tuple[Arrays, dict[str, Any]] | None:
+        """The best policy so far; None when there is none yet."""
+        try:
+            return packed.unpack(self._best_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UserError(f"cannot read {self._best_path}: {atomic.cause(error)}.") from error
+        except DamagedFile as error:
+            raise UserError(f"{self._best_path} is damaged: {error}.") from error
+
+    # Inside.
+
+    @property
+    def _best_path(self) -> Path:
+        return self.path / "best.safetensors"
+
+    def _episode_path(self, episode: int) -> Path:
+        return self.path / "episodes" / f"{episode:06d}.safetensors"
+
+    def _checkpoint_path(self, episode: int) -> Path:
+        return self.path / "checkpoints" / f"{episode:06d}.safetensors"
+
+    def _checkpoints_to_try(self, episode: int | None) -> Iterator[tuple[int, Path]]:
+        """Newest first. When a reader is overtaken by the writer, the list is made once more."""
+        if episode is not None:
+            yield episode, self._checkpoint_path(episode)
+            return
+        tried: set[int] = set()
+        for _ in range(2):
+            for number in reversed(self.checkpoints()):
+                if number not in tried:
+                    tried.add(number)
+                    yield number, self._checkpoint_path(number)
+
+    def _drop(self, kind: str, after: int) -> None:
+        later = [number for number in _numbers(self.path / kind) if number > after]
+        paths = [self.path / kind / f"{number:06d}.safetensors" for number in reversed(later)]
+        atomic.remove(*paths, durably=True)
+
+    def _require_lock(self) -> None:
+        if not self._lock.held:
+            raise RuntimeError(f"{self.path} is open for reading; open it with writer=True to write")
+
+
+def _check_free(path: Path) -> None:
+    """Refuse a place where a new run would mix with something else."""
+    try:
+        if path.is_file():
+            raise UserError(f"{path} is a file; give another --out.")
+        if (path / "config.json").exists():
+            raise UserError(f"{path} already holds a run{_started(path)}; add --resume, or give another --out.")
+        if path.is_dir() and not _is_unborn(path):
+            raise UserError(f"{path} is not empty and holds no run; give another --out.")
+    except OSError as error:
+        raise UserError(f"cannot read the folder {path}: {atomic.cause(error)}.") from error
+
+
+def _is_unborn(path: Path) -> bool:
+    """Whether a folder holds nothing, or only what `create` makes before config.json: it was killed there."""
+    for entry in path.iterdir():
+        leftover = entry.name == "lock" or atomic.is_temporary(entry.name)
+        empty_folder = entry.name in _FOLDERS and entry.is_dir() and not any(entry.iterdir())
+        if not (leftover or empty_folder):
+            return False
+    return True
+
+
+def _started(path: Path) -> str:
+    try:
+        return f" (started {_read_config(path)[1]['started_utc']})"
+    except (UserError, KeyError):
+        return ""
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration and the provenance of the run in `path`."""
+    file = path / "config.json"
+    if path.is_file():
+        raise UserError(f"{path} is a file, not the folder of a run.")
+    if not path.exists():
+        raise UserError(f"{path} does not exist.")
+    try:
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is not a run: it has no config.json.") from error
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {atomic.cause(error)}.") from error
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: it is not JSON.") from error
+    if not isinstance(content, dict) or "format" not in content:
+        raise UserError(f"{path} is not a run: its config.json has no field 'format'.")
+    if content["format"] != FORMAT:
+        raise UserError(
+            f"{file} has the format {content['format']!r}, and this version of firsthand reads {FORMAT}; "
+            "use the version that wrote it."
+        )
+    config, provenance = content.get("config"), content.get("provenance")
+    if not isinstance(config, dict) or not isinstance(provenance, dict):
+        raise UserError(f"{file} is damaged: 'config' and 'provenance' must be objects.")
+    return config, provenance
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"cannot read the folder {folder}: {atomic.cause(error)}.") from error
+    return sorted(int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name)))
+
+
+def _fields(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested dictionaries with their dotted names. Lists count as one value."""
+    if isinstance(value, dict) and (value or not prefix):
+        for key, item in value.items():
+            yield from _fields(item, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, value
+
+
+def _show(value: Any) -> str:
+    return "(not there)" if value is _ABSENT else json.dumps(value)

@@ -1,0 +1,83 @@
+"""What a robot's task is: everything that is known about it, in one place."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+
+from ..errors import UserError
+from .cost import TrackingCost
+
+
+@dataclass(frozen=True)
+class EvaluationReference:
+    """A fixed reference that the learner never trains on."""
+
+    name: str
+    """What it is called in tables."""
+    points: np.ndarray
+    """The tracked output's target at each step, `(steps, outputs)`."""
+    start: np.ndarray
+    """The configuration from which the robot starts, at rest."""
+
+
+class GoalSampler(Protocol):
+    """Draws the goals of an episode."""
+
+    @abstractmethod
+    def __call__(self, rng: np.random.Generator, measured: np.ndarray, count: int) -> np.ndarray:
+        """`count` goals, `(count, goal)`, to be visited one after the other from where the robot is now."""
+
+
+class EvaluationSet(Protocol):
+    """Makes the fixed evaluation references."""
+
+    @abstractmethod
+    def __call__(self, speed: float) -> tuple[EvaluationReference, ...]:
+        """The references, travelled at about `speed` (units of the tracked output per second)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is known about a robot, and what it shall learn."""
+
+    spec: ControlSpec
+    """What the robot's side must know too."""
+    cost: TrackingCost
+    """What is minimised."""
+    sample_goals: GoalSampler
+    """Where the references of an episode lead."""
+    evaluation: EvaluationSet
+    """References for evaluation only."""
+    evaluation_speed: float
+    """The speed at which the evaluation references are travelled unless another is asked for."""
+    home: tuple[float, ...]
+    """The configuration in which training starts, at rest."""
+    trajectories: int = 10
+    """N, trajectories per episode."""
+
+    def __post_init__(self) -> None:
+        if self.trajectories < 1:
+            raise UserError(f"trajectories is {self.trajectories}, but must be at least 1.")
+        if len(self.home) != len(self.spec.layout.position):
+            raise UserError(
+                f"home has {len(self.home)} entries, but must have {len(self.spec.layout.position)}, one per position."
+            )
+
+    @property
+    def name(self) -> str:
+        """The robot's name."""
+        return self.spec.robot
+
+    @property
+    def steps(self) -> int:
+        """H, steps per trajectory."""
+        return self.spec.reference.steps
+
+    @property
+    def episode_s(self) -> float:
+        """Robot time of one episode in seconds."""
+        return self.trajectories * self.steps * self.spec.period_s

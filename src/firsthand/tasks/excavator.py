@@ -1,0 +1,162 @@
+"""The excavator's task: the shovel's tip follows a path in the vertical plane."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from firsthand_onboard import (
+    ControlSpec,
+    Limits,
+    PlanarChain,
+    PlanarJoint,
+    PolicyShape,
+    ReferenceSpec,
+    Scales,
+    StateLayout,
+)
+from firsthand_onboard.kinematics import nearest_configuration, output_of_positions
+from firsthand_onboard.references import PEAK_OF_QUINTIC, quintic_blend
+
+from . import paths
+from .base import EvaluationReference, Task
+from .cost import TrackingCost
+
+JOINTS = ("boom", "dipper", "telescope", "pitch")
+JOINT_LOW = (-1.34, 0.58, 0.0, -0.35)
+JOINT_HIGH = (0.44, 2.78, 1.8, 2.28)
+SOLO_LOW = (-0.46, -0.68, -0.21, -1.25)
+SOLO_HIGH = (0.72, 0.74, 0.47, 1.70)
+"""Speed of each joint moving alone towards lower and higher values, at full command (rad/s, m/s)."""
+SPEED_SHARE = 0.8
+"""References stay below this share of the solo speed: nobody can follow one that asks for more."""
+BOX_LOW, BOX_HIGH = (3.5, 0.5), (6.5, 5.0)
+"""The workspace of the tip, (x, z) in metres."""
+
+CHAIN = PlanarChain(
+    base=(0.703, 0.549),
+    joints=(
+        PlanarJoint("revolute", 2.84),
+        PlanarJoint("revolute", 0.0),
+        PlanarJoint("prismatic", 2.027, 0.369),
+        PlanarJoint("revolute", 1.418, 0.053),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ExcavatorGoals:
+    """Random poses whose tip lies in the workspace box, reached by paths inside the box at allowed joint speeds."""
+
+    duration_s: float
+    candidates: int = 1024
+    least_travel_m: float = 0.9
+    """The tip moves at least this far: short hops would make the task easier than the paper's."""
+
+    def __call__(self, rng: np.random.Generator, measured: np.ndarray, count: int) -> np.ndarray:
+        """Each goal is drawn as if the last one had been reached."""
+        low, high = np.asarray(JOINT_LOW), np.asarray(JOINT_HIGH)
+        margin = 0.05 * (high - low)
+        reach_low, reach_high = (
+            SPEED_SHARE * np.asarray(v) * self.duration_s / PEAK_OF_QUINTIC for v in (SOLO_LOW, SOLO_HIGH)
+        )
+        at = np.clip(np.asarray(measured, float)[:4], low, high)
+        goals = []
+        for _ in range(count):
+            nearest = np.maximum(low + margin, at + reach_low)
+            farthest = np.minimum(high - margin, at + reach_high)
+            # From a pose in a corner of the joint space the interval can be empty: then go back inside.
+            nearest, farthest = np.minimum(nearest, high - margin), np.maximum(farthest, low + margin)
+            poses = rng.uniform(np.minimum(nearest, farthest), np.maximum(nearest, farthest), (self.candidates, 4))
+            travel = np.linalg.norm(output_of_positions(CHAIN, poses) - output_of_positions(CHAIN, at), axis=1)
+            at = poses[np.argmin(outside_box(at, poses) + np.maximum(self.least_travel_m - travel, 0.0))]
+            goals.append(at)
+        return np.stack(goals)
+
+
+def outside_box(start: np.ndarray, goals: np.ndarray) -> np.ndarray:
+    """How far the path from `start` to each goal leaves the workspace box, in metres; zero for a path inside.
+
+    Counts the worst point of the second half of the path twice: a path that starts outside shall at least come back.
+    """
+    share = quintic_blend(np.linspace(0.0, 1.0, 9))[1:]
+    poses = start + share[:, None, None] * (goals - start)
+    tip = output_of_positions(CHAIN, poses)
+    low, high = np.asarray(BOX_LOW), np.asarray(BOX_HIGH)
+    away = np.maximum(np.maximum(low - tip, tip - high), 0.0).sum(axis=-1)
+    return away.max(axis=0) + away[4:].max(axis=0)
+
+
+@dataclass(frozen=True)
+class ExcavatorEvaluation:
+    """Circle, square and line of the paper's figure 4."""
+
+    period_s: float
+
+    def __call__(self, speed: float) -> tuple[EvaluationReference, ...]:
+        """Each starts at rest at the inverse-kinematics solution nearest to the middle pose."""
+        center = (5.0, 1.5)
+        shapes = {
+            "circle": paths.circle(center, 1.0, speed=speed, period_s=self.period_s),
+            "square": paths.square(center, 2.0, speed=speed, period_s=self.period_s),
+            "line": paths.there_and_back((4.0, 1.5), (6.0, 1.5), speed=speed, period_s=self.period_s),
+        }
+        return tuple(
+            EvaluationReference(name, points, nearest_configuration(CHAIN, points[0], low=JOINT_LOW, high=JOINT_HIGH))
+            for name, points in shapes.items()
+        )
+
+
+def excavator_task(
+    *,
+    trajectories: int = 10,
+    steps: int = 125,
+    hidden: tuple[int, ...] = (128, 128),
+    command_memory: int = 8,
+    measurement_memory: int = 2,
+    preview: tuple[int, ...] = (2, 4, 6, 8, 10, 12, 15, 18),
+    change_weight: float = 0.005,
+) -> Task:
+    """The task of the paper's HEAP experiments: 10 trajectories of 5 s at 25 Hz, tip tracking in the plane."""
+    low, high, slow, fast = (np.asarray(v) for v in (JOINT_LOW, JOINT_HIGH, SOLO_LOW, SOLO_HIGH))
+    speed = (fast - slow) / 2
+    period_s = 0.04
+    spec = ControlSpec(
+        robot="excavator",
+        period_s=period_s,
+        layout=StateLayout(
+            measured=tuple(f"{j}.position" for j in JOINTS) + tuple(f"{j}.velocity" for j in JOINTS),
+            position=(0, 1, 2, 3),
+            velocity=(4, 5, 6, 7),
+            commands=JOINTS,
+            command_memory=command_memory,
+            measurement_memory=measurement_memory,
+        ),
+        kinematics=CHAIN,
+        preview=preview,
+        scales=Scales(
+            measured_center=(*((low + high) / 2).tolist(), 0.0, 0.0, 0.0, 0.0),
+            measured_scale=(*((high - low) / 2).tolist(), *speed.tolist()),
+            change_scale=(*(speed * period_s).tolist(), *(0.1 * speed).tolist()),
+            error=0.3,
+            preview=0.5,
+        ),
+        limits=Limits(
+            command_low=(-1.0,) * 4, command_high=(1.0,) * 4, position_low=JOINT_LOW, position_high=JOINT_HIGH
+        ),
+        reference=ReferenceSpec(
+            space="position",
+            steps=steps,
+            rate_low=tuple((SPEED_SHARE * slow).tolist()),
+            rate_high=tuple((SPEED_SHARE * fast).tolist()),
+        ),
+        policy=PolicyShape(hidden),
+    )
+    return Task(
+        spec=spec,
+        cost=TrackingCost(spec, length_scale=1.0, change_weight=change_weight),
+        sample_goals=ExcavatorGoals(duration_s=steps * period_s),
+        evaluation=ExcavatorEvaluation(period_s),
+        evaluation_speed=0.5,
+        home=(-0.85, 1.2, 0.6, 0.8),
+        trajectories=trajectories,
+    )

@@ -176,7 +176,7 @@ Kinematics = Union[PlanarChain, SelectedOutput]  # noqa: UP007 (Python 3.10 eval
 
 @dataclass(frozen=True)
 class Scales:
-    """What the policy's inputs are divided by, so that each is of order one. Fixed: a policy must not drift by itself."""
+    """What the policy's inputs are divided by, so that each is of order one. Fixed, so that a policy never drifts."""
 
     measured_center: tuple[float, ...]
     """Subtracted from y."""

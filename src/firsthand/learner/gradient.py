@@ -70,13 +70,18 @@ def closed_loop_gradient(
     cost: CostFunction,
     rollout: Rollout,
     discount: float = 1.0,
+    outlier: float | None = None,
 ) -> PyTree:
     """∇̂_φ of the mean cost over steps and trajectories, as a pytree like `policy` (arrays only).
 
     Where `rollout` was measured this is the paper's estimate; where it was imagined by the same `dynamics` it is
-    backpropagation through time.
+    backpropagation through time. With `outlier` set, a trajectory whose sensitivities are larger than that many times
+    the median trajectory's is scaled down to it: one loop that the model believes unstable must not drown the others.
     """
     mu = jax.vmap(lambda one: command_sensitivities(policy, dynamics, cost, one, discount))(rollout)
+    if outlier is not None:
+        size = jnp.sqrt(jnp.sum(mu**2, axis=(1, 2), keepdims=True))
+        mu = mu * jnp.minimum(1.0, outlier * jnp.median(size) / jnp.maximum(size, jnp.finfo(mu.dtype).tiny))
     mu = mu / jnp.maximum(rollout.valid.sum(), 1)
     parameters, static = eqx.partition(policy, eqx.is_array)
 

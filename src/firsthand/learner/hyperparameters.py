@@ -8,7 +8,7 @@ from ..errors import UserError
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Everything that Algorithm 1 leaves open. The defaults are the paper's."""
+    """Everything that Algorithm 1 leaves open. η, α and ε are the paper's; docs/algorithm.md says where we differ."""
 
     eta: float = 0.5
     """η: step size of the preconditioned policy step."""
@@ -16,12 +16,26 @@ class Hyperparameters:
     """α: weighs the change of commands in the preconditioner."""
     epsilon: float = 0.05
     """ε: weighs the change of parameters in the preconditioner."""
-    discount: float = 1.0
+    discount: float = 0.97
     """γ: multiplies A + BK in the gradient; below 1 it damps a loop that is not yet stable."""
+    outlier: float = 0.0
+    """A trajectory whose sensitivities exceed the median's by this factor is scaled down to it; 0 is off."""
+    initial_command: float = 0.1
+    """Scale of the random policy's last layer: the first commands are about this large (of 1)."""
     policy_steps: int = 1
     """Policy steps per episode. After the first, the trajectories are the model's, corrected by what it missed."""
     imagined: int = 0
     """Imagined trajectories with fresh references that join the measured ones in each policy step."""
+    radius: float = 0.1
+    """First trust-region radius of further policy steps: root mean square change of commands, of a range of [-1, 1]."""
+    radius_most: float = 0.5
+    """The radius grows to at most this while predictions come true."""
+    excitation: float = 0.0
+    """Amplitude of smooth random commands added to the policy's in the first episodes: the model must see motion."""
+    excited_episodes: int = 1
+    """In how many first episodes the excitation is added."""
+    jacobian_stride: int = 1
+    """The preconditioner looks at every so many-th step of a trajectory."""
     cg_iterations: int = 30
     """Most iterations of conjugate gradients per policy step."""
     cg_tolerance: float = 1e-2
@@ -34,20 +48,21 @@ class Hyperparameters:
     """Transitions per Adam step at first; the batch grows with the buffer in whole multiples of this."""
     model_batch_share: float = 0.02
     """The batch grows to this share of the buffer …"""
-    model_batch_most: int = 1024
+    model_batch_most: int = 512
     """… but not beyond this."""
     model_hidden: tuple[int, ...] = (128, 128)
     """Units per hidden layer of the dynamics model."""
 
     def __post_init__(self) -> None:
-        for name in ("eta", "epsilon", "model_rate", "cg_tolerance"):
+        for name in ("eta", "epsilon", "model_rate", "cg_tolerance", "initial_command", "radius", "radius_most"):
             self._check(name, lambda v: v > 0, "a positive number")
-        self._check("alpha", lambda v: v >= 0, "zero or a positive number")
+        for name in ("alpha", "excitation", "outlier"):
+            self._check(name, lambda v: v >= 0, "zero or a positive number")
         self._check("discount", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._check("model_batch_share", lambda v: 0 <= v <= 1, "between 0 and 1")
-        for name in ("policy_steps", "cg_iterations", "model_batch", "model_batch_most"):
+        for name in ("policy_steps", "cg_iterations", "model_batch", "model_batch_most", "jacobian_stride"):
             self._check(name, lambda v: v >= 1, "a whole number of at least 1")
-        for name in ("imagined", "model_steps"):
+        for name in ("imagined", "model_steps", "excited_episodes"):
             self._check(name, lambda v: v >= 0, "a whole number of at least 0")
         if not self.model_hidden or any(width < 1 for width in self.model_hidden):
             raise UserError(f"model_hidden is {self.model_hidden}, but must list widths of at least 1.")

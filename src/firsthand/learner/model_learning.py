@@ -71,7 +71,7 @@ def rescale(dynamics: Dynamics, buffer: Buffer) -> Dynamics:
 def learn_model(
     dynamics: Dynamics, optimizer: PyTree, buffer: Buffer, hyper: Hyperparameters, *, key: PRNGKeyArray
 ) -> tuple[Dynamics, PyTree, ModelReport]:
-    """`hyper.model_steps` Adam steps. The batch grows with the buffer as a number of equal blocks, without recompiling."""
+    """`hyper.model_steps` Adam steps. The batch grows with the buffer in equal blocks, without recompiling."""
     before = dynamics, optimizer
     dynamics = rescale(dynamics, buffer)
     weights, fixed = trainable(dynamics)

@@ -1,7 +1,8 @@
 """`check_plant`: what every simulated plant must pass, whoever wrote it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,6 +92,7 @@ def check_plant(
        State and command directions are judged apart, and quantity by quantity.
 
     Derivatives are compared in float64 if the plant, cast to it, stays in it, and else in float32 with looser bounds.
+    Going to float64 and back empties JAX's caches: what was compiled before will be compiled again.
 
     Args:
         plant: with its noise off, unless `noise_free` is False.
@@ -124,7 +126,7 @@ def check_plant(
     narrow = _Precision((1e-1, 1e-2), float32_tolerance, 1e-2)
     wide = _Precision((1e-4, 1e-6), derivative_tolerance, 1e-6)
     reverse_error, pushed = _check_reverse(plant, points, narrow)
-    with jax.enable_x64(True):
+    with _float64():
         wide_plant, wide_points = _cast(plant, np.float64), _cast(points, np.float64)
         has_float64 = _stays_in_float64(wide_plant, positions[0])
         if has_float64:
@@ -147,6 +149,24 @@ def check_plant(
 
 def _key_data(key: PRNGKeyArray) -> Array:
     return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+
+
+@contextmanager
+def _float64() -> Iterator[None]:
+    """JAX in float64. What it has traced is forgotten on the way in and out.
+
+    JAX 0.10 keeps the dtype of a numpy constant inside a `scan` from one mode to the other, and then fails on mixed
+    dtypes. Plants are full of such constants.
+    """
+    if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        yield
+        return
+    jax.clear_caches()
+    try:
+        with jax.enable_x64(True):
+            yield
+    finally:
+        jax.clear_caches()
 
 
 def _cast(tree: Any, dtype: type) -> Any:

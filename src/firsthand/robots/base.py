@@ -56,8 +56,16 @@ class AbstractRobot(ABC):
         """What the sensors say now."""
 
     @abstractmethod
-    def run_episode(self, policy: Policy, goals: Float[np.ndarray, "trajectories goal"]) -> EpisodeRecord:
-        """Visit the goals one after the other under the policy; each trajectory starts where the last one ended."""
+    def run_episode(
+        self,
+        policy: Policy,
+        goals: Float[np.ndarray, "trajectories goal"],
+        excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
+    ) -> EpisodeRecord:
+        """Visit the goals one after the other under the policy; each trajectory starts where the last one ended.
+
+        `excitation` is added to the policy's commands, inside their limits.
+        """
 
     @abstractmethod
     def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:

@@ -18,22 +18,25 @@ from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord, preview_indices
 
 
-def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, *, key: PRNGKeyArray):
+def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, excitation=None, *, key: PRNGKeyArray):
     """Follow one reference. `start` is (plant state, state vector); returns the end, and y, u at every step."""
+    low, high = jnp.asarray(spec.limits.command_low), jnp.asarray(spec.limits.command_high)
     steps = points.shape[0] - spec.preview[-1]
     previews = points[preview_indices(spec, steps)]
 
     def step(carry, inputs):
         plant_state, state = carry
-        preview, step_key = inputs
+        preview, step_key, extra = inputs
         command = policy(state, preview)
+        if extra is not None:
+            command = jnp.clip(command + extra, low, high)
         dynamics_key, sensor_key = jax.random.split(step_key)
         plant_state = plant.step(plant_state, command, key=dynamics_key)
         measured = plant.measure(plant_state, key=sensor_key)
         state = next_state(spec.layout, state, command, measured)
         return (plant_state, state), (measured, command)
 
-    end, (measured, commands) = jax.lax.scan(step, start, (previews, jax.random.split(key, steps)))
+    end, (measured, commands) = jax.lax.scan(step, start, (previews, jax.random.split(key, steps), excitation))
     first = measured_part(spec.layout, start[1])
     return end, jnp.concat([first[None], measured]), commands
 
@@ -52,15 +55,15 @@ def at_rest(plant: AbstractPlant, spec: ControlSpec, position, *, key: PRNGKeyAr
 
 
 @eqx.filter_jit
-def _episode(plant, policy, spec, start, goals, key):
+def _episode(plant, policy, spec, start, goals, excitation, key):
     def trajectory(carry, inputs):
-        goal, trajectory_key = inputs
+        goal, extra, trajectory_key = inputs
         first = carry[1]
         points = build_reference(spec, measured_part(spec.layout, first), goal)
-        carry, measured, commands = track(plant, policy, spec, carry, points, key=trajectory_key)
+        carry, measured, commands = track(plant, policy, spec, carry, points, extra, key=trajectory_key)
         return carry, (first, measured, commands, points)
 
-    return jax.lax.scan(trajectory, start, (goals, jax.random.split(key, goals.shape[0])))
+    return jax.lax.scan(trajectory, start, (goals, excitation, jax.random.split(key, goals.shape[0])))
 
 
 @eqx.filter_jit
@@ -95,11 +98,18 @@ class SimulatedRobot(AbstractRobot):
         """What the sensors said last."""
         return np.asarray(measured_part(self.task.spec.layout, self._now[1]))
 
-    def run_episode(self, policy: Policy, goals: Float[np.ndarray, "trajectories goal"]) -> EpisodeRecord:
+    def run_episode(
+        self,
+        policy: Policy,
+        goals: Float[np.ndarray, "trajectories goal"],
+        excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
+    ) -> EpisodeRecord:
         """One compiled call; nothing recompiles between episodes."""
         goals = jnp.asarray(goals, jnp.float32)
+        shape = (goals.shape[0], self.task.steps, self.task.spec.layout.num_commands)
+        extra = jnp.zeros(shape) if excitation is None else jnp.asarray(excitation, jnp.float32)
         self._now, (starts, measured, commands, references) = _episode(
-            self.plant, policy, self.task.spec, self._now, goals, self._next_key()
+            self.plant, policy, self.task.spec, self._now, goals, extra, self._next_key()
         )
         return _record(starts, measured, commands, references)
 

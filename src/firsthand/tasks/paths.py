@@ -1,5 +1,6 @@
 """Evaluation paths in the plane, travelled with smooth starts, stops and corners."""
 
+import itertools
 import math
 
 import numpy as np
@@ -36,7 +37,7 @@ def circle(center: tuple[float, float], radius: float, *, speed: float, period_s
 def polygon(corners: list[tuple[float, float]], *, speed: float, period_s: float) -> np.ndarray:
     """From corner to corner in straight lines, stopping smoothly at each; `(steps, 2)`."""
     parts = []
-    for a, b in zip(corners[:-1], corners[1:], strict=True):
+    for a, b in itertools.pairwise(corners):
         start, end = np.asarray(a, float), np.asarray(b, float)
         length = float(np.linalg.norm(end - start))
         share = travelled(length, speed, period_s) / length

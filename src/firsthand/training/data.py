@@ -3,22 +3,67 @@
 import numpy as np
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.features import next_state
+from firsthand_onboard.features import measured_part, next_state
+from firsthand_onboard.references import build_reference
 
-from ..learner.rollout import Rollout
+from ..learner import Imagined, Rollout
 from ..robots.base import EpisodeRecord, preview_indices
+from ..tasks import Task
 
 
 def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
-    """The record as the learner sees it: state vectors rebuilt with the robot's own rule."""
+    """The record as the learner sees it: state vectors rebuilt with the robot's own rule.
+
+    A step whose state or outcome holds a value that is not finite (a sensor that dropped out) does not count as valid,
+    and its values are set to zero, so that it can neither enter the buffer nor spoil a gradient.
+    """
     steps = record.commands.shape[1]
     states = [record.starts]
     for k in range(steps):
         states.append(next_state(spec.layout, states[-1], record.commands[:, k], record.measured[:, k + 1]))
+    states = np.stack(states, axis=1)
+    finite = np.isfinite(states).all(axis=-1)
+    usable = finite[:, :-1] & finite[:, 1:] & np.isfinite(record.commands).all(axis=-1)
     return Rollout(
-        states=np.stack(states, axis=1),  # pyright: ignore[reportArgumentType]
-        commands=record.commands,  # pyright: ignore[reportArgumentType]
+        states=np.where(finite[..., None], states, np.float32(0)),  # pyright: ignore[reportArgumentType]
+        commands=np.nan_to_num(record.commands),  # pyright: ignore[reportArgumentType]
         previews=record.references[:, preview_indices(spec, steps)],  # pyright: ignore[reportArgumentType]
         free=record.free,  # pyright: ignore[reportArgumentType]
-        valid=record.valid,  # pyright: ignore[reportArgumentType]
+        valid=record.valid & usable,  # pyright: ignore[reportArgumentType]
     )
+
+
+def imagined_starts(task: Task, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:
+    """Fresh references for imagined trajectories, from states in which this episode's trajectories started."""
+    if count == 0:
+        return None
+    spec = task.spec
+    usable = np.flatnonzero(np.isfinite(record.starts).all(axis=1))
+    if usable.size == 0:
+        return None
+    starts = record.starts[rng.choice(usable, count)]
+    previews = []
+    for start in starts:
+        measured = measured_part(spec.layout, start)
+        goal = task.sample_goals(rng, measured, 1)[0].astype(np.float32)
+        previews.append(build_reference(spec, measured, goal)[preview_indices(spec, task.steps)])
+    return Imagined(starts, np.stack(previews))  # pyright: ignore[reportArgumentType]
+
+
+def smooth_excitation(task: Task, amplitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Smooth random commands `(trajectories, steps, commands)`: each channel a slow random walk that returns to zero.
+
+    First-order filtered noise with a time constant of half a second, of standard deviation `amplitude`/2 of the half
+    range and clipped at `amplitude`. The second half of each trajectory repeats the first with the opposite sign, so
+    that the robot comes back to about where it was.
+    """
+    spec = task.spec
+    half_range = (np.asarray(spec.limits.command_high) - np.asarray(spec.limits.command_low)) / 2
+    keep = np.exp(-spec.period_s / 0.5)
+    half = (task.steps + 1) // 2
+    noise = rng.standard_normal((task.trajectories, half, len(half_range)))
+    walk = np.zeros_like(noise)
+    for k in range(1, half):
+        walk[:, k] = keep * walk[:, k - 1] + np.sqrt(1 - keep**2) * noise[:, k]
+    walk = np.concatenate([walk, -walk], axis=1)[:, : task.steps]
+    return (np.clip(0.5 * walk, -1.0, 1.0) * amplitude * half_range).astype(np.float32)

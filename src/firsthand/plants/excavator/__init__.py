@@ -4,3 +4,6 @@ from firsthand.plants.excavator.flow import ExcavatorFlow as ExcavatorFlow
 from firsthand.plants.excavator.flow import FlowState as FlowState
 from firsthand.plants.excavator.parameters import PAYLOADS as PAYLOADS
 from firsthand.plants.excavator.parameters import ExcavatorParameters as ExcavatorParameters
+from firsthand.plants.excavator.parameters import PRESSURE_MODEL as PRESSURE_MODEL
+from firsthand.plants.excavator.pressure import ExcavatorPressure as ExcavatorPressure
+from firsthand.plants.excavator.pressure import PressureState as PressureState

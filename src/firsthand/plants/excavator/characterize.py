@@ -186,7 +186,7 @@ def _all_at_once(plant) -> Iterator[Row]:
         ratio = [speed[5 * i, j] / speed[5 * i + 1 + j, j] for j in range(4)]
         label = f"all at u = {amplitude * sign:+.1f}"
         if sign > 0:
-            boom = (0.32, 0.45) if amplitude == 0.4 else (0.0, 0.10)
+            boom = (0.32, 0.45) if amplitude == 0.4 else (-0.10, 0.10)
         else:
             boom = (0.99, 1.09)
         yield Row(f"{label}, boom {'up' if sign > 0 else 'down'}", "of alone", *boom, ratio[0], "M")
@@ -208,8 +208,7 @@ def mode_frequencies(plant) -> np.ndarray:
         return jax.jacfwd(advance)(flat)
 
     matrix = np.asarray(jacobian(flat), np.float64)
-    scale = plant.state_scale()
-    rates = np.log(np.linalg.eigvals(matrix * scale[None] / scale[:, None]).astype(complex)) / dt
+    rates = np.log(np.linalg.eigvals(matrix).astype(complex)) / dt
     return np.sort(np.abs(rates[rates.imag > 1.0])) / (2 * np.pi)
 
 

@@ -191,10 +191,6 @@ class ExcavatorFlow(AbstractPlant):
         """A short time `dt` with `command` at the valves: no dead time, no drift. For looking at the modes."""
         return self.substep(state, command, self.surroundings(state), dt)
 
-    def state_scale(self) -> np.ndarray:
-        """Typical sizes of the flattened state's entries; all of order one here."""
-        return np.ones(4 * 4 + 4 * MEMORY + 1)
-
     def measure(self, state: FlowState, *, key: PRNGKeyArray) -> Float[Array, "8"]:
         """[q, dq] in rad, m, rad/s, m/s."""
         noise = jax.random.normal(key, (2, 4), state.position.dtype)

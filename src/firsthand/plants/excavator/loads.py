@@ -11,6 +11,7 @@ differences, and then added up into joint coordinates.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -105,6 +106,26 @@ class MassMatrix(NamedTuple):
         rows = [[m11, m12, m13, m14], [m12, m22, m23, m24], [m13, m23, m33, m34], [m14, m24, m34, m44]]
         return jnp.stack([jnp.stack(row) for row in rows])
 
+    def inverse(self) -> Float[Array, "4 4"]:
+        """M⁻¹, written out by blocks of two: a library call costs more than the whole rest of a small step."""
+        a, b, c = (self.m11, self.m12, self.m22), (self.m13, self.m14, self.m23, self.m24), (self.m33, self.m34, self.m44)
+        # Schur complement of the (telescope, pitch) block C: S = A - B C⁻¹ Bᵀ.
+        det = c[0] * c[2] - c[1] * c[1]
+        c11, c12, c22 = c[2] / det, -c[1] / det, c[0] / det
+        x11, x12 = b[0] * c11 + b[1] * c12, b[0] * c12 + b[1] * c22
+        x21, x22 = b[2] * c11 + b[3] * c12, b[2] * c12 + b[3] * c22
+        s11 = a[0] - x11 * b[0] - x12 * b[1]
+        s12 = a[1] - x11 * b[2] - x12 * b[3]
+        s22 = a[2] - x21 * b[2] - x22 * b[3]
+        det = s11 * s22 - s12 * s12
+        i11, i12, i22 = s22 / det, -s12 / det, s11 / det
+        i13, i14 = -(i11 * x11 + i12 * x21), -(i11 * x12 + i12 * x22)
+        i23, i24 = -(i12 * x11 + i22 * x21), -(i12 * x12 + i22 * x22)
+        i33 = c11 - x11 * i13 - x21 * i23
+        i34 = c12 - x11 * i14 - x21 * i24
+        i44 = c22 - x12 * i14 - x22 * i24
+        return MassMatrix(i11, i12, i13, i14, i22, i23, i24, i33, i34, i44).dense()
+
 
 def mass_matrix(q: Float[Array, "4"], payload: Scalar) -> MassMatrix:
     """M(q) with kinetic energy ½ q̇ᵀ M q̇."""
@@ -146,6 +167,25 @@ def mass_matrix(q: Float[Array, "4"], payload: Scalar) -> MassMatrix:
 def kinetic_energy(q: Float[Array, "4"], dq: Float[Array, "4"], payload: Scalar) -> Scalar:
     """½ q̇ᵀ M(q) q̇ in J."""
     return 0.5 * dq @ mass_matrix(q, payload).dense() @ dq
+
+
+def coriolis_torque(q: Float[Array, "4"], dq: Float[Array, "4"], payload: Scalar) -> Float[Array, "4"]:
+    """c(q, q̇) = Ṁ q̇ - ½ ∂(q̇ᵀ M q̇)/∂q, N m (telescope: N)."""
+
+    def momentum(q):
+        m11, m12, m13, m14, m22, m23, m24, m33, m34, m44 = mass_matrix(q, payload)
+        v1, v2, v3, v4 = dq[0], dq[1], dq[2], dq[3]
+        return jnp.stack(
+            [
+                m11 * v1 + m12 * v2 + m13 * v3 + m14 * v4,
+                m12 * v1 + m22 * v2 + m23 * v3 + m24 * v4,
+                m13 * v1 + m23 * v2 + m33 * v3 + m34 * v4,
+                m14 * v1 + m24 * v2 + m34 * v3 + m44 * v4,
+            ]
+        )
+
+    _, change = jax.jvp(momentum, (q,), (dq,))
+    return change - 0.5 * jax.grad(lambda q: jnp.sum(dq * momentum(q)))(q)
 
 
 def mass_diagonal(q: Float[Array, "4"], payload: Scalar) -> Float[Array, "4"]:

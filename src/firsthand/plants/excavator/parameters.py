@@ -1,6 +1,6 @@
 """The numbers of the machine that are not geometry."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 import jax.numpy as jnp
@@ -36,45 +36,45 @@ class ExcavatorParameters:
     """Whether u > 0 lengthens the cylinder."""
 
     # From command to spool
-    dead_time_s: Four = (0.067, 0.06, 0.076, 0.066)
+    dead_time_s: Four = (0.062, 0.05, 0.076, 0.06)
     """Before a valve sees a new command, at most three control periods."""
-    open_s: Four = (0.2, 0.14, 0.14, 0.08)
+    open_s: Four = (0.22, 0.13, 0.14, 0.08)
     """Time constant of a spool that moves away from its centre a little."""
-    slew_plus: Four = (1.75, 1.33, 1.5, 1.45)
+    slew_plus: Four = (1.68, 1.2, 1.5, 1.4)
     """The fastest it moves away from its centre, strokes per second: a large step opens more slowly."""
-    slew_minus: Four = (1.43, 1.28, 3.9, 1.35)
-    close_s: Four = (0.12, 0.1, 0.12, 0.09)
+    slew_minus: Four = (1.34, 1.2, 3.9, 1.28)
+    close_s: Four = (0.125, 0.12, 0.12, 0.105)
     """Time constant of a spool that returns."""
 
     # From spool to flow
-    speed_plus: Four = (0.172, 0.314, 0.52, 0.37)
+    speed_plus: Four = (0.176, 0.32, 0.525, 0.37)
     """Cylinder speed in m/s at full stroke with oil enough."""
-    speed_minus: Four = (0.215, 0.3, 0.21, 0.328)
-    dead_band: Four = (0.045, 0.05, 0.065, 0.05)
+    speed_minus: Four = (0.225, 0.3, 0.208, 0.327)
+    dead_band: Four = (0.042, 0.05, 0.068, 0.05)
     """Overlap of the spool, as a fraction of its stroke."""
-    knee_plus: Four = (0.15, 0.15, 0.15, 0.15)
+    knee_plus: Four = (0.155, 0.15, 0.15, 0.15)
     """Stroke over which the convex start of the gain turns into a line."""
     knee_minus: Four = (0.18, 0.15, 0.15, 0.15)
-    saturation_plus: Four = (1.9, 1.9, 1.9, 1.9)
+    saturation_plus: Four = (1.95, 1.95, 1.95, 1.95)
     """How strongly the gain flattens toward full stroke; 0 would be not at all."""
     saturation_minus: Four = (2.4, 2.4, 2.4, 2.4)
 
     # Pump, and what a consumer asks of it
-    pump_flow: float = 207 * LITRE_PER_MINUTE
+    pump_flow: float = 233 * LITRE_PER_MINUTE
     """m³/s."""
     relief: float = 350 * BAR
     """Pa."""
-    threshold_plus: Four = (20 * BAR, 98 * BAR, 135 * BAR, 140 * BAR)
+    threshold_plus: Four = (20 * BAR, 97 * BAR, 137 * BAR, 138 * BAR)
     """Supply pressure beyond the load's at which oil begins to flow, Pa: friction, counterbalance valve, return line."""
-    threshold_minus: Four = (10 * BAR, 10 * BAR, 130 * BAR, 125 * BAR)
-    ramp_plus: Four = (54 * BAR, 110 * BAR, 60 * BAR, 85 * BAR)
+    threshold_minus: Four = (10 * BAR, 8 * BAR, 132 * BAR, 122 * BAR)
+    ramp_plus: Four = (52 * BAR, 114 * BAR, 57 * BAR, 87 * BAR)
     """Further supply pressure at which the valve delivers all that is asked, Pa: load-sensing margin and hose losses."""
-    ramp_minus: Four = (20 * BAR, 95 * BAR, 40 * BAR, 60 * BAR)
+    ramp_minus: Four = (20 * BAR, 91 * BAR, 32 * BAR, 58 * BAR)
 
     # Oil column
     mode_hz: Four = (2.0, 3.5, 15.0, 7.0)
     """Frequency at the reference pose with the empty tool."""
-    mode_damping: Four = (0.5, 0.45, 0.35, 0.4)
+    mode_damping: Four = (0.55, 0.45, 0.33, 0.4)
     """Damping ratio there."""
 
     cushion: Four = (0.06, 0.08, 0.05, 0.10)
@@ -94,6 +94,26 @@ class ExcavatorParameters:
             raise ValueError(f"dead_time_s is {self.dead_time_s}; each must lie in (0, {3 * PERIOD_S:.2f}] s.")
         if not all(0 < r < b for r, b in zip(self.rod_m, self.bore_m, strict=True)):
             raise ValueError(f"rod_m is {self.rod_m}; each must be thinner than its bore, {self.bore_m}.")
+
+
+PRESSURE_MODEL = replace(
+    ExcavatorParameters(),
+    dead_time_s=(0.058, 0.044, 0.055, 0.05),
+    open_s=(0.24, 0.137, 0.137, 0.082),
+    slew_plus=(3.2, 1.26, 1.51, 1.36),
+    slew_minus=(1.7, 1.39, 5.4, 1.24),
+    close_s=(0.105, 0.11, 0.142, 0.114),
+    speed_plus=(0.153, 0.32, 0.53, 0.37),
+    speed_minus=(0.201, 0.3, 0.188, 0.326),
+    dead_band=(0.048, 0.05, 0.067, 0.05),
+    knee_plus=(0.16, 0.15, 0.145, 0.15),
+    knee_minus=(0.21, 0.15, 0.155, 0.15),
+    threshold_plus=(15 * BAR, 90 * BAR, 130 * BAR, 120 * BAR),
+    threshold_minus=(5 * BAR, 8 * BAR, 120 * BAR, 115 * BAR),
+    ramp_plus=(60 * BAR, 110 * BAR, 57 * BAR, 87 * BAR),
+    ramp_minus=(20 * BAR, 91 * BAR, 32 * BAR, 58 * BAR),
+)
+"""The same machine for the two-chamber model, which has friction, back pressure and inertia of its own."""
 
 
 def piston_areas(p: ExcavatorParameters) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,37 @@
+"""Evaluate a policy on the task's fixed references."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..models import Policy
+from ..robots.base import AbstractRobot, EpisodeRecord
+from ..tasks.base import EvaluationReference
+from .metrics import TrackingMetrics, tracking_metrics
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came out, per reference and together."""
+
+    references: tuple[EvaluationReference, ...]
+    """What was followed."""
+    records: tuple[EpisodeRecord, ...]
+    """What the robot did, in the same order."""
+    metrics: tuple[TrackingMetrics, ...]
+    """The metrics of each, in the same order."""
+    overall: TrackingMetrics
+    """The metrics over all steps of all references."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The overall metrics, and the same per reference under `references`."""
+        each = {r.name: m.as_dict() for r, m in zip(self.references, self.metrics, strict=True)}
+        return {**self.overall.as_dict(), "references": each}
+
+
+def evaluate(robot: AbstractRobot, policy: Policy, *, speed: float | None = None) -> Evaluation:
+    """Follow every evaluation reference from rest; `speed` is the task's own unless given."""
+    task = robot.task
+    references = task.evaluation(task.evaluation_speed if speed is None else speed)
+    records = robot.follow(policy, references)
+    metrics = tuple(tracking_metrics(task.spec, (record,)) for record in records)
+    return Evaluation(references, records, metrics, tracking_metrics(task.spec, records))

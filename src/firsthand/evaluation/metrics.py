@@ -1,0 +1,85 @@
+"""How well a reference was followed: the metrics of the paper's table 1, and a few that keep them honest."""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.kinematics import tracked_output
+
+from ..robots.base import EpisodeRecord
+
+LIMIT_TOLERANCE = 0.005
+"""A joint within this share of its range from a limit counts as being at the limit."""
+
+
+@dataclass(frozen=True)
+class TrackingMetrics:
+    """Table 1 for one reference or several together. Lengths in the unit of the tracked output, which is metres."""
+
+    mean_error_m: float
+    """Mean Euclidean tracking error over all steps."""
+    max_error_m: float
+    """Largest tracking error."""
+    rms_error_m: float
+    """Root of the mean squared tracking error."""
+    mean_speed_m_s: float
+    """Mean speed of the reference (of the reference, so that chatter does not improve ρ)."""
+    max_speed_m_s: float
+    """Highest speed of the reference."""
+    rho_s: float
+    """ρ: largest error over highest speed."""
+    measured_mean_speed_m_s: float
+    """Mean speed of the tracked output itself."""
+    command_change: float
+    """Mean |Δu| per step and channel."""
+    limit_hits: int
+    """Steps at which a joint was at a limit."""
+
+    def as_dict(self) -> dict[str, float | int]:
+        """Plain numbers, for JSON."""
+        return asdict(self)
+
+
+def tracking_errors(spec: ControlSpec, record: EpisodeRecord) -> Float[np.ndarray, " steps"]:
+    """|p(x_k) − r_k| at every valid step k = 0 … H−1 of every trajectory, one after the other."""
+    steps = record.commands.shape[1]
+    output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
+    error = np.linalg.norm(output - record.references[:, :steps], axis=-1)
+    return error[record.valid]
+
+
+def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> TrackingMetrics:
+    """The metrics over all steps of all records together."""
+    errors = np.concatenate([tracking_errors(spec, record) for record in records])
+    reference_speed, measured_speed, change = [], [], []
+    hits = 0
+    low, high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
+    margin = LIMIT_TOLERANCE * (high - low)
+    for record in records:
+        steps, valid = record.commands.shape[1], record.valid
+        both = valid[:, 1:] & valid[:, :-1]
+        output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
+        for speeds, points in (
+            (reference_speed, record.references[:, :steps].astype(np.float64)),
+            (measured_speed, output),
+        ):
+            speeds.append(np.linalg.norm(np.diff(points, axis=1), axis=-1)[both] / spec.period_s)
+        change.append(np.abs(np.diff(record.commands, axis=1))[both].reshape(-1))
+        position = record.measured[:, :steps, list(spec.layout.position)]
+        at_limit = ((position <= low + margin) | (position >= high - margin)).any(axis=-1)
+        hits += int(np.sum(at_limit & valid))
+    reference_speeds = np.concatenate(reference_speed)
+    fastest = float(np.max(reference_speeds, initial=0.0))
+    return TrackingMetrics(
+        mean_error_m=float(np.mean(errors)),
+        max_error_m=float(np.max(errors)),
+        rms_error_m=float(np.sqrt(np.mean(errors**2))),
+        mean_speed_m_s=float(np.mean(reference_speeds)),
+        max_speed_m_s=fastest,
+        rho_s=float(np.max(errors) / fastest) if fastest > 0 else float("nan"),
+        measured_mean_speed_m_s=float(np.mean(np.concatenate(measured_speed))),
+        command_change=float(np.mean(np.concatenate(change))),
+        limit_hits=hits,
+    )

@@ -1,0 +1,49 @@
+"""The learner's whole state, as a named pytree that is passed in and returned."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from firsthand_onboard import ControlSpec
+
+from ..models import Dynamics, Policy
+from .hyperparameters import Hyperparameters
+from .model_learning import initial_optimizer
+
+
+class LearnerState(eqx.Module):
+    """What Algorithm 1 carries from episode to episode, apart from the data."""
+
+    policy: Policy
+    """π_φ."""
+    dynamics: Dynamics
+    """f_θ, with its normalisation."""
+    optimizer: PyTree
+    """Adam's moments for θ."""
+    key: PRNGKeyArray
+    """Random key of the learner (mini-batches)."""
+    radius: Float[Array, ""]
+    """Trust-region radius of further policy steps, carried from episode to episode."""
+    expected_cost: Float[Array, ""]
+    """The mean cost that the model predicted for the policy now in use; NaN when nothing was predicted."""
+    refused: Int[Array, ""]
+    """Updates refused so far because something was not finite or a bound did not hold."""
+    refused_in_a_row: Int[Array, ""]
+    """The same, since the last good update."""
+
+    @staticmethod
+    def random(spec: ControlSpec, hyper: Hyperparameters, *, seed: int) -> "LearnerState":
+        """Random initial weights."""
+        policy_key, dynamics_key, key = jax.random.split(jax.random.key(seed), 3)
+        dynamics = Dynamics.random(spec, hyper.model_hidden, key=dynamics_key)
+        return LearnerState(
+            policy=Policy.random(spec, key=policy_key, last_gain=hyper.initial_command),
+            dynamics=dynamics,
+            optimizer=initial_optimizer(dynamics, hyper),
+            key=key,
+            radius=jnp.asarray(hyper.radius, jnp.float32),
+            expected_cost=jnp.asarray(jnp.nan, jnp.float32),
+            refused=jnp.zeros((), jnp.int32),
+            refused_in_a_row=jnp.zeros((), jnp.int32),
+        )

@@ -1,0 +1,114 @@
+"""Cylinder chambers of the pressure model: parameters, volumes, port flows."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW
+from firsthand.plants.excavator.linkage import cylinder_lengths
+from firsthand.plants.excavator.parameters import BAR, ExcavatorParameters, Four, piston_areas
+
+
+@dataclass(frozen=True)
+class ChamberParameters:
+    """What the two-chamber model knows beyond `ExcavatorParameters`. Boom, dipper, telescope, pitch. Estimates (E)."""
+
+    bulk_modulus: float = 1.2e9
+    """β_eff of oil and hoses, Pa."""
+    dead_volume: Four = (1.0e-3, 2.0e-3, 3.0e-3, 1.5e-3)
+    """Oil in hoses and ports, per chamber, m³."""
+    hose_ratio: Four = (1.0, 1.2, 3.0, 1.5)
+    """Capacity of the hose behind its throttle over the chamber's own at mid stroke: what damps the oil column."""
+    hose_s: Four = (0.08, 0.03, 0.01, 0.02)
+    """Time constant of that exchange, s."""
+    coulomb: Four = (4e3, 3e3, 5e2, 1e3)
+    """Seal friction, N at the cylinder."""
+    coulomb_speed: float = 0.02
+    """Cylinder speed over which it builds up, m/s."""
+    viscous: Four = (4e4, 3e4, 4e3, 1.5e4)
+    """N s/m at the cylinder."""
+    return_ratio: float = 1.08
+    """What the return edge lets through over what the inlet edge lets in, per piston speed."""
+    pilot: float = 30 * BAR
+    """Inlet pressure that fully opens the counterbalance valve on the return side, Pa: a load cannot run ahead."""
+    return_ramp: float = 12 * BAR
+    """Back pressure scale of the return edge, Pa."""
+    shock: float = 400 * BAR
+    """Port relief, Pa."""
+    guard: float = 4e-9
+    """Slope of port relief and anti-cavitation valves, m³/s/Pa."""
+    preload: float = 15 * BAR
+    """Pressure in the unloaded chamber at rest, Pa."""
+    stop_stiffness: Four = (3e8, 1e8, 2e7, 1e7)
+    """End stops, N m/rad or N/m."""
+    stop_damping: Four = (3e6, 8e5, 1.5e5, 6e4)
+    """N m s/rad or N s/m, while in the stop."""
+
+
+class Port(NamedTuple):
+    """Flows through the two valve edges of each cylinder and their slopes in pressure (for the implicit step)."""
+
+    flow: Float[Array, "4"]
+    slope: Float[Array, "4"]
+
+
+def stroke_ends() -> tuple[np.ndarray, np.ndarray]:
+    """Shortest and longest cylinder lengths over the joint ranges, m."""
+    with jax.ensure_compile_time_eval():
+        ends = [np.asarray(cylinder_lengths(jnp.asarray(q)), np.float64) for q in (POSITION_LOW, POSITION_HIGH)]
+    return np.minimum(*ends), np.maximum(*ends)
+
+
+STROKE_LOW, STROKE_HIGH = stroke_ends()
+
+
+def volumes(
+    length: Float[Array, "4"], p: ExcavatorParameters, c: ChamberParameters
+) -> tuple[Float[Array, "4"], Float[Array, "4"]]:
+    """Oil volumes (bore side, rod side), m³."""
+    bore, rod = piston_areas(p)
+    dead = jnp.asarray(c.dead_volume)
+    return dead + bore * (length - STROKE_LOW), dead + rod * (STROKE_HIGH - length)
+
+
+def hose_capacity(p: ExcavatorParameters, c: ChamberParameters) -> tuple[Array, Array]:
+    """Capacity of the hoses in m³/Pa (bore side, rod side)."""
+    bore, rod = piston_areas(p)
+    half = 0.5 * (STROKE_HIGH - STROKE_LOW)
+    dead, factor = jnp.asarray(c.dead_volume), jnp.asarray(c.hose_ratio) / c.bulk_modulus
+    return factor * (dead + bore * half), factor * (dead + rod * half)
+
+
+def rest_pressures(
+    force: Float[Array, "4"], p: ExcavatorParameters, c: ChamberParameters
+) -> tuple[Float[Array, "4"], Float[Array, "4"]]:
+    """Chamber pressures (bore, rod) in Pa that push with `force` newtons, the unloaded side at the preload or above."""
+    bore, rod = piston_areas(p)
+    base = c.preload * bore
+    return (jnp.maximum(force, 0.0) + base) / bore, (jnp.maximum(-force, 0.0) + base) / rod
+
+
+def guard_valves(pressure: Float[Array, "4"], c: ChamberParameters) -> Port:
+    """Inflow of the anti-cavitation valve below tank pressure, outflow of the port relief above its setting."""
+    low, high = pressure < 0.0, pressure > c.shock
+    flow = c.guard * (jnp.where(low, -pressure, 0.0) - jnp.where(high, pressure - c.shock, 0.0))
+    return Port(flow, jnp.where(low | high, c.guard, 0.0))
+
+
+def return_edge(
+    drain: Float[Array, "4"], pressure: Float[Array, "4"], inlet: Float[Array, "4"], c: ChamberParameters
+) -> Port:
+    """Outflow drain · p / √(p² + ramp²), times how far the inlet pressure holds the counterbalance valve open.
+
+    In p it is an orifice at low pressure and compensated at high pressure.
+    """
+    demand = drain * jnp.clip(inlet / c.pilot, 0.0, 1.0)
+    positive = jnp.maximum(pressure, 0.0)
+    root = jax.lax.rsqrt(positive * positive + c.return_ramp**2)
+    return Port(demand * positive * root, demand * c.return_ramp**2 * root * root * root)
+
+

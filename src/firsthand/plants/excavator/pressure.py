@@ -1,0 +1,275 @@
+"""The two-chamber pressure model of the excavator arm: slower, more faithful, the one nobody tunes a learner on.
+
+Each cylinder has a bore and a rod chamber with compressible oil, fed by a compensated inlet edge and emptied through a
+return edge; hoses exchange oil with the chambers through a throttle and so damp the oil column; the arm is the full
+rigid chain, M(q) q̈ + c(q, q̇) + g(q) = τ. Accelerations therefore reach the pump, and joints shake one another.
+
+    V_a ṗ_a = β (Q_a - A_a L̇ - C (p_a - h_a) / T),     ḣ_a = (p_a - h_a) / T,     and likewise on the rod side.
+
+Valve strokes, the mass matrix and the linkage move slowly and are held for 10 ms; pressures and motion take 2 ms steps,
+velocity first and pressure with the new velocity, its stiff part (valve slopes) implicitly.
+"""
+
+from typing import NamedTuple, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from firsthand.plants.base import AbstractPlant
+from firsthand.plants.excavator.chambers import (
+    ChamberParameters,
+    guard_valves,
+    hose_capacity,
+    rest_pressures,
+    return_edge,
+    volumes,
+)
+from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW
+from firsthand.plants.excavator.hydraulics import (
+    MEMORY,
+    advance_spool,
+    delayed_command,
+    supply_pressure,
+    valve_gain,
+)
+from firsthand.plants.excavator.linkage import ARM_SIGNS, cylinder_lengths, moment_arms
+from firsthand.plants.excavator.loads import coriolis_torque, gravity_torque, mass_matrix
+from firsthand.plants.excavator.parameters import (
+    BAR,
+    PERIOD_S,
+    PRESSURE_MODEL,
+    ExcavatorParameters,
+    by_direction,
+    oil_factors,
+    piston_areas,
+    stroke_factors,
+)
+
+
+class PressureState(NamedTuple):
+    """State of the pressure model. Joints in the order boom, dipper, telescope, pitch; rad, telescope m; bar."""
+
+    position: Float[Array, "4"]
+    velocity: Float[Array, "4"]
+    bore: Float[Array, "4"]
+    """Pressure on the bore side."""
+    rod: Float[Array, "4"]
+    """Pressure on the rod side."""
+    bore_hose: Float[Array, "4"]
+    """Pressure in the hose behind its throttle."""
+    rod_hose: Float[Array, "4"]
+    spool: Float[Array, "4"]
+    """Spool positions in [-1, 1]."""
+    memory: Float[Array, "3 4"]
+    """The last three commands, the latest first: the dead time reads them."""
+    oil_temperature_c: Float[Array, ""]
+
+
+class Held(NamedTuple):
+    """What is held over one slow step (10 ms)."""
+
+    extends: Float[Array, "4"]
+    """Whether the valve feeds the bore side (boolean)."""
+    demand: Float[Array, "4"]
+    """Flow asked for at the inlet edge, m³/s."""
+    drain: Float[Array, "4"]
+    """Flow the return edge may pass, m³/s."""
+    threshold: Float[Array, "4"]
+    ramp: Float[Array, "4"]
+    """Of the inlet edge in supply pressure, Pa; see `ExcavatorParameters`."""
+    arm: Float[Array, "4"]
+    inverse_mass: Float[Array, "4 4"]
+    bias: Float[Array, "4"]
+    """Gravity and velocity-product torques, N m."""
+    bore_stiffness: Float[Array, "4"]
+    """β / V, Pa/m³."""
+    rod_stiffness: Float[Array, "4"]
+    damping_factor: Float[Array, ""]
+    """Of the oil temperature, on viscous friction."""
+
+
+class ExcavatorPressure(AbstractPlant):
+    """Menzi Muck M545 arm, two-chamber fidelity. Commands, measurements and options are those of `ExcavatorFlow`."""
+
+    payload_kg: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
+    """Mass held by the tool. See `PAYLOADS`."""
+    oil_temperature_c: Float[Array, ""] = eqx.field(default=50.0, converter=jnp.asarray)
+    """At reset."""
+    working_oil_c: Float[Array, ""] = eqx.field(default=75.0, converter=jnp.asarray)
+    """Where the oil temperature drifts to."""
+    warming_rate: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
+    """How fast, 1/s: dT/dt = warming_rate · (working_oil_c - T). 0 is no drift; 1/900 a machine that warms up."""
+    position_noise: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
+    """Standard deviation of the measured positions, rad or m."""
+    velocity_noise: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
+    """Standard deviation of the measured velocities, rad/s or m/s."""
+    parameters: ExcavatorParameters = eqx.field(default=PRESSURE_MODEL, static=True)
+    chambers: ChamberParameters = eqx.field(default=ChamberParameters(), static=True)
+    slow_steps: int = eqx.field(default=4, static=True)
+    """Per control period: valves, inertia, linkage."""
+    fast_steps: int = eqx.field(default=5, static=True)
+    """Per slow step: pressures and motion."""
+
+    @property
+    def period_s(self) -> float:
+        """0.04 s."""
+        return PERIOD_S
+
+    @property
+    def num_commands(self) -> int:
+        """Boom, dipper, telescope, pitch."""
+        return 4
+
+    @property
+    def num_measured(self) -> int:
+        """Four positions, four velocities."""
+        return 8
+
+    def with_payload(self, kg: float | Float[Array, ""]) -> Self:
+        """The same machine with `kg` at the tool; nothing is recompiled."""
+        return eqx.tree_at(lambda plant: plant.payload_kg, self, jnp.asarray(kg, self.payload_kg.dtype))
+
+    def reset(self, position: Float[Array, "4"]) -> PressureState:
+        """At rest at `position` (moved inside the end stops), spools centred, pressures carrying the weight."""
+        q = jnp.clip(jnp.asarray(position, float), jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH))
+        force = gravity_torque(q, self.payload_kg) / moment_arms(q)
+        bore, rod = rest_pressures(force, self.parameters, self.chambers)
+        bore, rod, zero = bore / BAR, rod / BAR, jnp.zeros_like(q)
+        memory = jnp.zeros((MEMORY, 4), q.dtype)
+        return PressureState(q, zero, bore, rod, bore, rod, zero, memory, self.oil_temperature_c)
+
+    def step(self, state: PressureState, command: Float[Array, "4"], *, key: PRNGKeyArray) -> PressureState:
+        """One control period of 0.04 s with `command`, clipped to [-1, 1], held."""
+        del key
+        commands = jnp.concatenate([jnp.clip(command, -1.0, 1.0)[None], state.memory])
+        dt = PERIOD_S / self.slow_steps
+        seen = jnp.stack(
+            [delayed_command(commands, i * dt, (i + 1) * dt, self.parameters) for i in range(self.slow_steps)]
+        )
+        state, _ = jax.lax.scan(lambda s, u: (self._slow_step(s, u, dt), None), state, seen)
+        warming = self.warming_rate * (self.working_oil_c - state.oil_temperature_c)
+        oil = state.oil_temperature_c + PERIOD_S * warming
+        return state._replace(memory=commands[:MEMORY], oil_temperature_c=oil)
+
+    def advance(self, state: PressureState, command: Float[Array, "4"], dt: float) -> PressureState:
+        """A short time `dt` with `command` at the valves: no dead time, no drift. For looking at the modes."""
+        state = state._replace(spool=advance_spool(state.spool, command, dt, self.parameters))
+        return self._fast_step(state, self._held(state), dt)
+
+    def _slow_step(self, state: PressureState, command: Float[Array, "4"], dt: float) -> PressureState:
+        state = state._replace(spool=advance_spool(state.spool, command, dt, self.parameters))
+        held = self._held(state)
+        fast = dt / self.fast_steps
+        state, _ = jax.lax.scan(
+            lambda s, _: (self._fast_step(s, held, fast), None), state, None, length=self.fast_steps
+        )
+        return state
+
+    def _held(self, state: PressureState) -> Held:
+        p, c = self.parameters, self.chambers
+        q, dq, spool = state.position, state.velocity, state.spool
+        flow_factor, dead_band_factor, damping_factor = oil_factors(state.oil_temperature_c, p)
+        plus = spool > 0
+        area_plus, area_minus, sign_plus, sign_minus = stroke_factors(p)
+        low, high = jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH)
+        room = jnp.where(by_direction(plus, sign_plus * ARM_SIGNS, sign_minus * ARM_SIGNS) > 0, high - q, q - low)
+        cushion = jnp.clip(room / jnp.asarray(p.cushion), 0.0, 1.0)
+        speed = flow_factor * cushion * by_direction(plus, p.speed_plus, p.speed_minus)
+        speed = speed * valve_gain(spool, dead_band_factor, p)
+        length = cylinder_lengths(q)
+        bore_volume, rod_volume = volumes(length, p, c)
+        return Held(
+            extends=by_direction(plus, sign_plus, sign_minus) > 0,
+            demand=speed * by_direction(plus, area_plus, area_minus),
+            drain=c.return_ratio * speed * by_direction(plus, area_minus, area_plus),
+            threshold=by_direction(plus, p.threshold_plus, p.threshold_minus),
+            ramp=by_direction(plus, p.ramp_plus, p.ramp_minus),
+            arm=moment_arms(q),
+            inverse_mass=mass_matrix(q, self.payload_kg).inverse(),
+            bias=gravity_torque(q, self.payload_kg) + coriolis_torque(q, dq, self.payload_kg),
+            bore_stiffness=c.bulk_modulus / bore_volume,
+            rod_stiffness=c.bulk_modulus / rod_volume,
+            damping_factor=damping_factor,
+        )
+
+    def _fast_step(self, state: PressureState, held: Held, dt: float) -> PressureState:
+        p, c = self.parameters, self.chambers
+        q, dq = state.position, state.velocity
+        bore, rod = state.bore * BAR, state.rod * BAR
+        bore_area, rod_area = piston_areas(p)
+
+        # Motion.
+        speed = held.arm * dq
+        friction = jnp.asarray(c.coulomb) * jnp.tanh(speed / c.coulomb_speed)
+        friction = friction + held.damping_factor * jnp.asarray(c.viscous) * speed
+        low, high = jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH)
+        beyond = q - jnp.clip(q, low, high)
+        stop = jnp.asarray(c.stop_stiffness) * beyond + jnp.where(beyond == 0, 0.0, jnp.asarray(c.stop_damping)) * dq
+        torque = held.arm * (bore * bore_area - rod * rod_area - friction) - held.bias - stop
+        dq = dq + dt * jnp.sum(held.inverse_mass * torque, 1)
+        q = q + dt * dq
+        speed = held.arm * dq
+
+        # Valve edges. The pump serves the lowest inlet pressure first.
+        inlet = jnp.where(held.extends, bore, rod)
+        outlet = jnp.where(held.extends, rod, bore)
+        start = jnp.maximum(inlet, 0.0) + held.threshold
+        supply = supply_pressure(held.demand, start, held.ramp, p)
+        opening = (supply - start) / held.ramp
+        flow_in = held.demand * jnp.clip(opening, 0.0, 1.0)
+        slope_in = jnp.where((opening > 0) & (opening < 1), held.demand / held.ramp, 0.0)
+        out = return_edge(held.drain, outlet, inlet, c)
+
+        bore_capacity, rod_capacity = hose_capacity(p, c)
+        hose_s = jnp.asarray(c.hose_s)
+        new_bore, bore_hose = _chamber(
+            bore,
+            state.bore_hose * BAR,
+            jnp.where(held.extends, flow_in, -out.flow) - bore_area * speed,
+            jnp.where(held.extends, slope_in, out.slope),
+            held.bore_stiffness,
+            bore_capacity / hose_s,
+            hose_s,
+            dt,
+            c,
+        )
+        new_rod, rod_hose = _chamber(
+            rod,
+            state.rod_hose * BAR,
+            jnp.where(held.extends, -out.flow, flow_in) + rod_area * speed,
+            jnp.where(held.extends, out.slope, slope_in),
+            held.rod_stiffness,
+            rod_capacity / hose_s,
+            hose_s,
+            dt,
+            c,
+        )
+        return state._replace(
+            position=q,
+            velocity=dq,
+            bore=new_bore / BAR,
+            rod=new_rod / BAR,
+            bore_hose=bore_hose / BAR,
+            rod_hose=rod_hose / BAR,
+        )
+
+    def measure(self, state: PressureState, *, key: PRNGKeyArray) -> Float[Array, "8"]:
+        """[q, dq] in rad, m, rad/s, m/s."""
+        noise = jax.random.normal(key, (2, 4), state.position.dtype)
+        position = state.position + self.position_noise * noise[0]
+        velocity = state.velocity + self.velocity_noise * noise[1]
+        return jnp.concatenate([position, velocity])
+
+
+def _chamber(pressure, hose, flow, slope, stiffness, conductance, hose_s, dt, c):
+    """One linearly implicit step of a chamber and its hose, Pa.
+
+    `flow` is what the valve and the piston bring in, `slope` how much less it would be per pascal more.
+    """
+    guard = guard_valves(pressure, c)
+    net = flow + guard.flow - conductance * (pressure - hose)
+    rate = dt * stiffness
+    pressure = pressure + rate * net / (1 + rate * (slope + guard.slope + conductance))
+    return pressure, hose + dt / (dt + hose_s) * (pressure - hose)

@@ -1,0 +1,80 @@
+"""What a training run is, as data: enough to repeat it."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError
+from ..learner import Hyperparameters
+from ..robots.registry import make_task
+from ..tasks import Task
+from .presets import EPISODES, preset
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """A run: which robot, which learner, how long, which seed."""
+
+    robot: str
+    """The robot's name."""
+    preset: str
+    """The preset's name."""
+    hyper: Hyperparameters
+    """The learner's settings, after the user's changes to the preset."""
+    episodes: int
+    """Episodes in all."""
+    seed: int = 0
+    """Seed of everything random."""
+    payload_kg: float = 0.0
+    """Load at the tool, for robots that can carry one."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise UserError(f"episodes is {self.episodes}, but must be at least 1.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
+        if not 0 <= self.payload_kg <= 2000:
+            raise UserError(f"payload is {self.payload_kg} kg, but must lie between 0 and 2000.")
+
+    @staticmethod
+    def of(
+        robot: str,
+        preset_name: str = "fast",
+        *,
+        episodes: int | None = None,
+        seed: int = 0,
+        payload_kg: float = 0.0,
+        **changes: Any,
+    ) -> "TrainingConfig":
+        """A preset for a robot, with the changes to its hyperparameters that are not None."""
+        make_task(robot)  # an unknown robot is said before anything else
+        base = preset(preset_name)
+        changed = {name: value for name, value in changes.items() if value is not None}
+        return TrainingConfig(
+            robot=robot,
+            preset=preset_name,
+            hyper=dataclasses.replace(base, **changed),
+            episodes=EPISODES[preset_name] if episodes is None else episodes,
+            seed=seed,
+            payload_kg=payload_kg,
+        )
+
+    def make_task(self) -> Task:
+        """The robot's task."""
+        return make_task(self.robot)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for config.json, with the control specification that the task makes."""
+        return {**dataclasses.asdict(self), "control_spec": json.loads(self.make_task().spec.to_json())}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> "TrainingConfig":
+        """The configuration that `as_dict` wrote."""
+        try:
+            hyper = dict(data["hyper"])
+            hyper["model_hidden"] = tuple(hyper["model_hidden"])
+            fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name != "hyper"}
+            return TrainingConfig(hyper=Hyperparameters(**hyper), **fields)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"config.json was written by another version of firsthand: {error}.") from None

@@ -1,0 +1,166 @@
+"""The training loop: the six lines of the algorithm, and around them what a run keeps."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..evaluation import tracking_metrics
+from ..learner import Buffer, LearnerState, append, update_model, update_policy
+from ..learner.model_learning import prediction_error
+from ..models import Policy
+from ..robots import AbstractRobot, EpisodeRecord
+from ..runs import RunFolder
+from ..runs.pytrees import from_arrays, to_arrays
+from .callbacks import Callback, EpisodeSummary
+from .config import TrainingConfig
+from .data import as_rollout, imagined_starts, smooth_excitation
+
+MOST_REFUSED = 3
+"""So many refused updates in a row stop the run."""
+
+
+class TrainingStopped(Exception):
+    """The run was stopped because learning broke down; the last good parameters are kept."""
+
+
+class Trainer:
+    """Runs Algorithm 1 on a robot and keeps what happens in a run folder."""
+
+    def __init__(
+        self,
+        robot: AbstractRobot,
+        config: TrainingConfig,
+        run: RunFolder | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.robot, self.config, self.run, self.callbacks = robot, config, run, callbacks
+        self.task = robot.task
+        spec = self.task.spec
+        self.state = LearnerState.random(spec, config.hyper, seed=config.seed)
+        self.buffer = Buffer.empty(
+            config.episodes * self.task.trajectories * self.task.steps,
+            spec.layout.size,
+            spec.layout.num_commands,
+            spec.layout.num_measured,
+        )
+        self.episode = 0
+        """Episodes done."""
+        self.stop_requested = False
+        self.best_error = float("inf")
+
+    def train(self) -> None:
+        """Episodes until the configured number is reached or a stop is requested."""
+        while self.episode < self.config.episodes and not self.stop_requested:
+            self.run_episode()
+
+    def run_episode(self) -> EpisodeSummary:
+        """One episode of Algorithm 1, then its files."""
+        for callback in self.callbacks:
+            callback.before_episode(self, self.episode + 1)
+        task, hyper, policy = self.task, self.config.hyper, self.state.policy
+        rng = np.random.Generator(np.random.Philox(key=[self.config.seed, self.episode]))
+
+        goals = task.sample_goals(rng, self.robot.measured(), task.trajectories)
+        excited = hyper.excitation > 0 and self.episode < hyper.excited_episodes
+        excitation = smooth_excitation(task, hyper.excitation, rng) if excited else None
+        record = self.robot.run_episode(policy, goals, excitation)
+        began = time.monotonic()
+        rollout = as_rollout(task.spec, record)
+        novelty = prediction_error(self.state.dynamics, rollout)
+        self.buffer = append(self.buffer, rollout)
+        self.state, model = update_model(self.state, self.buffer, hyper)
+        imagined = imagined_starts(task, record, hyper.imagined, rng)
+        self.state, report = update_policy(self.state, task.cost, rollout, imagined, model, hyper)
+        jax.block_until_ready(self.state)
+        update_time = time.monotonic() - began
+
+        self.episode += 1
+        tracking = tracking_metrics(task.spec, (record,))
+        metrics = {
+            "episode": self.episode,
+            "robot_time_s": self.episode * task.episode_s,
+            "tracking_error_m": tracking.mean_error_m,
+            "rms_error_m": tracking.rms_error_m,
+            "max_error_m": tracking.max_error_m,
+            "controller_loss": tracking.rms_error_m**2,
+            "cost": float(report.cost),
+            "model_loss": float(model.loss),
+            "prediction_error": float(novelty),
+            "gradient_norm": float(report.step.gradient_norm),
+            "step_norm": float(report.step.step_norm),
+            "command_step": float(report.step.command_change),
+            "policy_steps": int(report.steps_taken),
+            "predicted_cost": float(report.predicted_cost),
+            "deviation": float(report.deviation),
+            "radius": float(self.state.radius),
+            "cg_iterations": int(report.step.iterations),
+            "cg_residual": float(report.step.relative_residual),
+            "update_accepted": bool(report.step.accepted),
+            "refused_updates": int(self.state.refused),
+            "command_change": tracking.command_change,
+            "limit_hits": tracking.limit_hits,
+            "update_time_s": update_time,
+        }
+        summary = EpisodeSummary(self.episode, metrics, record)
+        self._keep(summary, policy)
+        for callback in self.callbacks:
+            callback.after_episode(self, summary)
+        if int(self.state.refused_in_a_row) >= MOST_REFUSED:
+            raise TrainingStopped(
+                f"{MOST_REFUSED} updates in a row were refused because the model or the gradient was not finite "
+                f"(last at episode {self.episode}); the last good policy is kept."
+            )
+        return summary
+
+    def _keep(self, summary: EpisodeSummary, policy: Policy) -> None:
+        """Files of this episode, in the order that a crash at any instant can be resumed from."""
+        if self.run is None:
+            return
+        arrays = {**summary.record.arrays(), **policy_arrays(policy)}
+        self.run.save_episode(self.episode, arrays, {"episode": self.episode})
+        self.run.append_metrics(summary.metrics)
+        if summary.metrics["tracking_error_m"] < self.best_error:
+            self.best_error = summary.metrics["tracking_error_m"]
+            self.run.save_best(policy_arrays(policy), {"episode": self.episode, "tracking_error_m": self.best_error})
+        self.run.save_checkpoint(self.episode, to_arrays(self._checkpoint()), {"best_error_m": self.best_error})
+
+    def _checkpoint(self) -> dict[str, Any]:
+        return {"learner": self.state, "robot": self.robot.snapshot()}
+
+    def resume(self) -> list[str]:
+        """Go back to the last good checkpoint of the run; returns what the user should know about it."""
+        assert self.run is not None
+        notes: list[str] = []
+        if self.run.checkpoints():
+            checkpoint = self.run.load_checkpoint()
+            notes = list(checkpoint.notes)
+            restored = from_arrays(self._checkpoint(), checkpoint.arrays)
+            self.state = restored["learner"]
+            self.robot.restore(restored["robot"])
+            self.episode = checkpoint.episode
+            self.best_error = float(checkpoint.info["best_error_m"])
+        self.run.rewind(self.episode)
+        for episode in range(1, self.episode + 1):
+            arrays, _ = self.run.load_episode(episode)
+            self.buffer = append(self.buffer, as_rollout(self.task.spec, EpisodeRecord.from_arrays(arrays)))
+        return notes
+
+
+def policy_arrays(policy: Policy) -> dict[str, np.ndarray]:
+    """The policy's weights as named arrays."""
+    named = {}
+    for i, (weight, bias) in enumerate(policy.layers):
+        named[f"policy.{i}.weight"], named[f"policy.{i}.bias"] = np.asarray(weight), np.asarray(bias)
+    return named
+
+
+def policy_from_arrays(spec: Any, arrays: dict[str, np.ndarray]) -> Policy:
+    """The policy from named arrays; others are ignored."""
+    layers = tuple(
+        (jax.numpy.asarray(arrays[f"policy.{i}.weight"]), jax.numpy.asarray(arrays[f"policy.{i}.bias"]))
+        for i in range(len(spec.policy.hidden) + 1)
+    )
+    return Policy(layers, spec)

@@ -1,0 +1,28 @@
+"""Presets: complete settings of the learner by name."""
+
+from ..errors import UserError, suggest
+from ..learner.hyperparameters import Hyperparameters
+
+PRESETS: dict[str, Hyperparameters] = {
+    # The paper's algorithm: one preconditioned step per episode, along the measured trajectories.
+    "paper": Hyperparameters(),
+    # Ours: several steps per episode on the corrected model, with imagined trajectories, and a better fitted model.
+    "fast": Hyperparameters(
+        policy_steps=20,
+        imagined=10,
+        model_steps=1500,
+        excitation=0.6,
+        jacobian_stride=5,
+        cg_iterations=15,
+    ),
+}
+
+EPISODES = {"paper": 200, "fast": 40}
+"""How many episodes a run has unless told otherwise."""
+
+
+def preset(name: str) -> Hyperparameters:
+    """The hyperparameters of a preset; an unknown name is answered with the near one."""
+    if name not in PRESETS:
+        raise UserError(f"There is no preset {name!r}{suggest(name, tuple(PRESETS))}; known are {', '.join(PRESETS)}.")
+    return PRESETS[name]

@@ -48,15 +48,20 @@ def as_gradient(policy: Policy, flat) -> Policy:
     return ravel_pytree(policy)[1](jnp.asarray(flat))
 
 
+@eqx.filter_jit
+def command_slopes(policy: Policy, rollout: Rollout):
+    """∂u/∂φ at every step, by reverse mode."""
+    flat, unravel = ravel_pytree(policy)
+    one = jax.jacrev(lambda phi, state, preview: unravel(phi)(state, preview))
+    each = jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)), in_axes=(None, 0, 0))
+    return each(flat, rollout.states[:, :-1], rollout.previews)
+
+
 def dense_jacobian(policy: Policy, rollout: Rollout) -> np.ndarray:
     """J, n_φ × (commands of all trajectories): sum over steps, mean over trajectories, zero where nothing passes."""
-    flat, unravel = ravel_pytree(policy)
-    slopes = jax.vmap(
-        jax.vmap(jax.jacrev(lambda phi, x, r: unravel(phi)(x, r)), in_axes=(None, 0, 0)), in_axes=(None, 0, 0)
-    )(flat, rollout.states[:, :-1], rollout.previews)
     passes = np.asarray(rollout.free) & np.asarray(rollout.valid)[..., None]
-    slopes = np.where(passes[..., None], np.asarray(slopes, np.float64), 0.0)
-    return slopes.reshape(-1, flat.size).T / np.sqrt(rollout.states.shape[0])
+    slopes = np.where(passes[..., None], np.asarray(command_slopes(policy, rollout), np.float64), 0.0)
+    return slopes.reshape(-1, slopes.shape[-1]).T / np.sqrt(rollout.states.shape[0])
 
 
 @eqx.filter_jit
@@ -119,7 +124,7 @@ def test_the_three_bounds_hold_for_truncated_solves(
 ):
     """With gradients of any size, also ones that lie in the range of J, where the commands' term is largest."""
     rollout = random_rollout(toy_spec, seed, scale=10.0**state_scale)
-    J = JACOBIAN(policy32, rollout)
+    J = dense_jacobian(policy32, rollout)
     rng = np.random.default_rng(seed)
     nabla = J @ rng.normal(size=J.shape[1]) if towards_commands else rng.normal(size=J.shape[0])
     nabla = (10.0**gradient_scale * nabla / max(np.linalg.norm(nabla), 1e-30)).astype(np.float32)
@@ -134,20 +139,6 @@ def test_the_three_bounds_hold_for_truncated_solves(
     decrease = -nabla.astype(np.float64) @ delta
     slack = 1e-3 * ETA + 1e-6 * float(np.linalg.norm(nabla))
     assert -slack <= decrease < ETA + slack
-
-
-@eqx.filter_jit
-def _slopes(policy, rollout):
-    flat, unravel = ravel_pytree(policy)
-    one = jax.jacrev(lambda phi, x, r: unravel(phi)(x, r))
-    each = jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)), in_axes=(None, 0, 0))
-    return each(flat, rollout.states[:, :-1], rollout.previews)
-
-
-def JACOBIAN(policy, rollout):  # noqa: N802
-    passes = np.asarray(rollout.free) & np.asarray(rollout.valid)[..., None]
-    slopes = np.where(passes[..., None], np.asarray(_slopes(policy, rollout), np.float64), 0.0)
-    return slopes.reshape(-1, slopes.shape[-1]).T / np.sqrt(rollout.states.shape[0])
 
 
 def test_the_longest_step_without_a_commands_term(toy_spec, policy32):

@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, Int
 from ..models import Dynamics, Policy
 from .gradient import closed_loop_gradient, mean_cost
 from .hyperparameters import Hyperparameters
-from .model_learning import keep_if
 from .preconditioner import StepReport, preconditioned_step
 from .rollout import CostFunction, Rollout, imagine, residuals
 
@@ -86,15 +85,26 @@ def improve_on_measured(
 class _Progress(NamedTuple):
     """Carried through the steps of `improve_on_model`."""
 
-    policy: Policy
     best: Policy
-    best_cost: Float[Array, ""]
-    best_deviation: Float[Array, ""]
-    best_steps: Int[Array, ""]
-    count: Int[Array, ""]
-    active: Bool[Array, ""]
+    """The policy with the lowest predicted cost inside the radius so far."""
+    candidate: Policy
+    """The policy to be judged next."""
+    cost: Float[Array, ""]
+    """Predicted mean cost of `best`."""
+    deviation: Float[Array, ""]
+    """Predicted deviation of `best` from the measured commands."""
+    steps: Int[Array, ""]
+    """Steps that led to `best`."""
+    rounds: Int[Array, ""]
+    """Candidates judged."""
     sound: Bool[Array, ""]
+    """Whether every step was finite and inside its bounds."""
     report: StepReport
+    """The last step's report."""
+
+
+BACKTRACK = 0.4
+"""A step that the prediction does not bear out is shortened to this share."""
 
 
 @eqx.filter_jit
@@ -111,9 +121,8 @@ def improve_on_model(
 
     The model is rolled out from the measured starts with the measured one-step residuals added back, so that it is
     exact at the policy that made the data. Imagined trajectories with fresh references keep the policy from fitting
-    this episode's references alone. The steps end when the predicted commands differ from the measured ones by more
-    than `radius` (root mean square), or when the predicted cost rises: the policy with the lowest predicted cost
-    inside the radius is the result.
+    this episode's references alone. A step is kept when the predicted cost falls and the predicted commands differ
+    from the measured ones by at most `radius` (root mean square); otherwise it is shortened and judged again.
     """
     missed = residuals(dynamics, rollout)
     starts, previews = rollout.states[:, 0], rollout.previews
@@ -124,47 +133,51 @@ def improve_on_model(
         missed = jnp.concat([missed, jnp.zeros((imagined.starts.shape[0], *missed.shape[1:]))])
     extra = starts.shape[0] - measured
     valid = jnp.concat([rollout.valid, jnp.ones((extra, rollout.valid.shape[1]), bool)])
+    commanded = jnp.maximum(rollout.valid.sum() * rollout.commands.shape[-1], 1)
 
-    def predict(policy):
-        states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))(policy, dynamics, starts, previews, missed)
+    def judge(now: _Progress) -> _Progress:
+        states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))(
+            now.candidate, dynamics, starts, previews, missed
+        )
         data = Rollout(states, commands, previews, jnp.ones(commands.shape, bool), valid)
+        value = mean_cost(cost, data)
         change = jnp.where(rollout.valid[..., None], commands[:measured] - rollout.commands, 0.0)
-        count = jnp.maximum(rollout.valid.sum() * commands.shape[-1], 1)
-        return data, mean_cost(cost, data), jnp.sqrt(jnp.sum(change**2) / count)
+        deviation = jnp.sqrt(jnp.sum(change**2) / commanded)
+        first = now.rounds == 0  # the policy that made the data; an excitation may have moved it beyond the radius
+        keep = jnp.isfinite(value) & ((value < now.cost) & (deviation <= radius) | first)
 
-    def advance(now: _Progress) -> _Progress:
-        data, value, deviation = predict(now.policy)
-        trusted = jnp.isfinite(value) & ((deviation <= radius) | (now.count == 0))
-        better = trusted & (value < now.best_cost)
-        best = keep_if(better, now.policy, now.best)
-        new, report = _one_step(now.policy, dynamics, cost, data, hyper)
-        # The first prediction is the old policy itself; a rise beyond a tenth means the steps have overshot.
-        active = trusted & (value <= 1.1 * now.best_cost) & report.accepted
+        def step_on():
+            following, report = _one_step(now.candidate, dynamics, cost, data, hyper)
+            return now.candidate, following, report
+
+        def step_back():
+            shortened = jax.tree.map(lambda b, c: b + BACKTRACK * (c - b), now.best, now.candidate)
+            return now.best, shortened, now.report
+
+        best, candidate, report = jax.lax.cond(keep, step_on, step_back)
         return _Progress(
-            policy=keep_if(active, new, now.policy),
             best=best,
-            best_cost=jnp.where(better, value, now.best_cost),
-            best_deviation=jnp.where(better, deviation, now.best_deviation),
-            best_steps=jnp.where(better, now.count, now.best_steps),
-            count=now.count + 1,
-            active=active,
-            sound=now.sound & (report.accepted | ~trusted),
-            report=keep_if(trusted, report, now.report),
+            candidate=candidate,
+            cost=jnp.where(keep, value, now.cost),
+            deviation=jnp.where(keep, deviation, now.deviation),
+            steps=now.steps + (keep & ~first),
+            rounds=now.rounds + 1,
+            sound=now.sound & report.accepted & (jnp.isfinite(value) | ~first),
+            report=report,
         )
 
-    shapes = jax.eval_shape(lambda: _one_step(policy, dynamics, cost, predict(policy)[0], hyper)[1])
+    blank = StepReport(*(jnp.asarray(0.0),) * 5, jnp.asarray(0, jnp.int32), jnp.asarray(True))
     start = _Progress(
-        policy=policy,
         best=policy,
-        best_cost=jnp.asarray(jnp.inf),
-        best_deviation=jnp.asarray(0.0),
-        best_steps=jnp.asarray(0, jnp.int32),
-        count=jnp.asarray(0, jnp.int32),
-        active=jnp.asarray(True),
+        candidate=policy,
+        cost=jnp.asarray(jnp.inf),
+        deviation=jnp.asarray(0.0),
+        steps=jnp.asarray(0, jnp.int32),
+        rounds=jnp.asarray(0, jnp.int32),
         sound=jnp.asarray(True),
-        report=jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
+        report=blank,
     )
-    # One round more than steps: the last one only judges the last step.
-    end = jax.lax.while_loop(lambda now: now.active & (now.count <= hyper.policy_steps), advance, start)
+    # One round more than steps: the first only judges the policy that made the data.
+    end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= hyper.policy_steps), judge, start)
     report = end.report._replace(accepted=end.sound)
-    return end.best, Improvement(mean_cost(cost, rollout), end.best_cost, end.best_deviation, end.best_steps, report)
+    return end.best, Improvement(mean_cost(cost, rollout), end.cost, end.deviation, end.steps, report)

@@ -23,7 +23,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from firsthand.plants.base import AbstractPlant
 from firsthand.plants.excavator.geometry import (
@@ -41,10 +41,12 @@ from firsthand.plants.excavator.loads import gravity_torque
 from firsthand.plants.excavator.parameters import BAR, PAYLOADS, PERIOD_S, stroke_factors
 
 UNITS = ("rad", "rad", "m", "rad")
-RUNS = 64
-STEPS = 300
+RUNS = 40
+"""Runs simulated side by side."""
 ON = 20
 """Control periods that a step command lasts: 0.8 s."""
+SHORT, LONG = 50, 300
+"""Control periods of the step experiments and of the sines and end stops."""
 TOLERANCE = 0.3
 SINE_AMPLITUDE = 0.5
 SINE_HZ = (0.25, 0.5, 1.0, 2.0)
@@ -80,29 +82,41 @@ def around(value: float, tolerance: float = TOLERANCE) -> tuple[float, float]:
 
 
 @eqx.filter_jit
-def respond(
-    plant: AbstractPlant, start: Float[Array, "runs 4"], commands: Float[Array, "runs steps 4"]
-) -> Float[Array, "runs steps 8"]:
-    """What the plant measures after each command, from rest at `start`."""
+def _rest(plant, start):
+    return jax.vmap(plant.reset)(start)
+
+
+@eqx.filter_jit
+def _chunk(plant, states, commands):
     key = jax.random.key(0)
 
-    def one(start, commands):
+    def one(state, commands):
         def step(state, command):
             state = plant.step(state, command, key=key)
             return state, plant.measure(state, key=key)
 
-        return jax.lax.scan(step, plant.reset(start), commands)[1]
+        return jax.lax.scan(step, state, commands)
 
-    return jax.vmap(one)(start, commands)
+    return jax.vmap(one)(states, commands)
 
 
-def _padded(plant, start, commands) -> np.ndarray:
-    """`respond` with a fixed number of runs and steps, so that it compiles once."""
+def respond(
+    plant: AbstractPlant, start: Float[np.ndarray, "#runs 4"], commands: Float[np.ndarray, "runs steps 4"]
+) -> Float[np.ndarray, "runs steps 8"]:
+    """What the plant measures after each command, from rest at `start`.
+
+    Runs in chunks of fixed size, so that every experiment shares one compiled function.
+    """
     runs, steps = commands.shape[:2]
     full_start = np.tile(np.asarray(REFERENCE_POSE), (RUNS, 1))
-    full = np.zeros((RUNS, STEPS, 4))
+    full = np.zeros((RUNS, -(-steps // ON) * ON, 4))
     full_start[:runs], full[:runs, :steps] = start, commands
-    return np.asarray(respond(plant, jnp.asarray(full_start), jnp.asarray(full)), np.float64)[:runs, :steps]
+    states = _rest(plant, jnp.asarray(full_start))
+    out = []
+    for chunk in np.split(full, full.shape[1] // ON, axis=1):
+        states, measured = _chunk(plant, states, jnp.asarray(chunk))
+        out.append(np.asarray(measured, np.float64))
+    return np.concatenate(out, axis=1)[:runs, :steps]
 
 
 def _time_of(level: float, ratio: np.ndarray) -> float:
@@ -131,14 +145,19 @@ def _one(joint: int, value: float) -> np.ndarray:
     return command
 
 
-def _steps(plant) -> Iterator[Row]:
-    cases = [(j, s) for j in range(4) for s in (-1, 1)]
-    commands = np.zeros((16, STEPS, 4))
-    for i, (joint, sign) in enumerate(cases):
+STEP_CASES = [(joint, sign) for joint in range(4) for sign in (-1, 1)]
+
+
+def _step_commands() -> np.ndarray:
+    commands = np.zeros((16, SHORT, 4))
+    for i, (joint, sign) in enumerate(STEP_CASES):
         commands[i, :ON] = _one(joint, sign)
         commands[8 + i, :ON] = _one(joint, 0.1 * sign)
-    out = _padded(plant, REFERENCE_POSE, commands)
-    for i, (joint, sign) in enumerate(cases):
+    return commands
+
+
+def _step_rows(out: np.ndarray) -> Iterator[Row]:
+    for i, (joint, sign) in enumerate(STEP_CASES):
         name, unit = JOINTS[joint], UNITS[joint]
         label = f"{name}, u = {sign:+d}"
         velocity = out[i, :, 4 + joint]
@@ -157,13 +176,16 @@ def _steps(plant) -> Iterator[Row]:
         yield Row(f"speed at |u| = 0.1, {name}, {'+' if sign > 0 else '-'}", "of full", 0.005, 0.08, small, "M")
 
 
-def _sines(plant) -> Iterator[Row]:
-    time = PERIOD_S * np.arange(STEPS)
-    commands = np.zeros((16, STEPS, 4))
+def _sine_commands() -> np.ndarray:
+    time = PERIOD_S * np.arange(LONG)
+    commands = np.zeros((16, LONG, 4))
     for joint in range(4):
         for k, hz in enumerate(SINE_HZ):
             commands[4 * joint + k, :, joint] = SINE_AMPLITUDE * np.sin(2 * np.pi * hz * time)
-    out = _padded(plant, REFERENCE_POSE, commands)
+    return commands
+
+
+def _sine_rows(out: np.ndarray) -> Iterator[Row]:
     for joint, name in enumerate(JOINTS):
         direction = -1.0 if joint == 0 else 1.0
         fits = [_fit_sine(direction * out[4 * joint + k, :, 4 + joint], hz) for k, hz in enumerate(SINE_HZ)]
@@ -174,15 +196,22 @@ def _sines(plant) -> Iterator[Row]:
         yield Row(f"sine amplitude at 2 Hz, {name}", "of 0.25 Hz", 0.02, 0.20, fits[3][0] / fits[0][0], "M")
 
 
-def _all_at_once(plant) -> Iterator[Row]:
-    cases = [(a, s) for s in (1, -1) for a in (0.4, 0.8)]
-    commands = np.zeros((20, ON, 4))
-    for i, (amplitude, sign) in enumerate(cases):
-        commands[5 * i] = amplitude * sign
+TOGETHER_CASES = [(amplitude, sign) for sign in (1, -1) for amplitude in (0.4, 0.8)]
+
+
+def _together_commands() -> np.ndarray:
+    """Five runs per case: all joints, then each alone."""
+    commands = np.zeros((20, SHORT, 4))
+    for i, (amplitude, sign) in enumerate(TOGETHER_CASES):
+        commands[5 * i, :ON] = amplitude * sign
         for joint in range(4):
-            commands[5 * i + 1 + joint] = _one(joint, amplitude * sign)
-    speed = _padded(plant, REFERENCE_POSE, commands)[:, -5:, 4:].mean(1)
-    for i, (amplitude, sign) in enumerate(cases):
+            commands[5 * i + 1 + joint, :ON] = _one(joint, amplitude * sign)
+    return commands
+
+
+def _together_rows(out: np.ndarray) -> Iterator[Row]:
+    speed = out[:, ON - 5 : ON, 4:].mean(1)
+    for i, (amplitude, sign) in enumerate(TOGETHER_CASES):
         ratio = [speed[5 * i, j] / speed[5 * i + 1 + j, j] for j in range(4)]
         label = f"all at u = {amplitude * sign:+.1f}"
         if sign > 0:
@@ -212,17 +241,17 @@ def mode_frequencies(plant) -> np.ndarray:
     return np.sort(np.abs(rates[rates.imag > 1.0])) / (2 * np.pi)
 
 
-def _modes(plant) -> Iterator[Row]:
+def _mode_rows(plant) -> Iterator[Row]:
     found = mode_frequencies(plant)
     yield Row("oil-column modes", "", 4, 4, len(found), "M")
     if len(found) == 4:
         yield Row("lowest mode (boom)", "Hz", *around(2.0), found[0], "M")
-        yield Row("second mode", "Hz", 2.0, 15.0, found[1], "M")
-        yield Row("third mode", "Hz", 2.0, 15.0, found[2], "M")
+        yield Row("second mode", "Hz", found[0], found[3], found[1], "M")
+        yield Row("third mode", "Hz", found[0], found[3], found[2], "M")
         yield Row("highest mode (telescope)", "Hz", *around(15.0), found[3], "M")
 
 
-def _geometry() -> Iterator[Row]:
+def _geometry_rows() -> Iterator[Row]:
     tip = np.asarray(forward_kinematics(jnp.asarray(REFERENCE_POSE)))
     for axis, fact, value in zip("xz", REFERENCE_TIP, tip, strict=True):
         yield Row(f"tip {axis} in the reference pose", "m", fact - 0.001, fact + 0.001, float(value), "S")
@@ -235,11 +264,14 @@ def _geometry() -> Iterator[Row]:
     yield Row("boom stroke", "m", 0.615, 0.625, float(np.ptp(lengths)), "S")
 
 
-def _end_stops(plant) -> Iterator[Row]:
-    commands = np.zeros((8, STEPS, 4))
+def _stop_commands() -> np.ndarray:
+    commands = np.zeros((8, LONG, 4))
     for joint in range(4):
         commands[2 * joint, :, joint], commands[2 * joint + 1, :, joint] = -1.0, 1.0
-    out = _padded(plant, REFERENCE_POSE, commands)
+    return commands
+
+
+def _stop_rows(out: np.ndarray) -> Iterator[Row]:
     for joint, name in enumerate(JOINTS):
         reached = np.sort(out[2 * joint : 2 * joint + 2, -1, joint])
         for label, stop, value in zip(
@@ -262,7 +294,7 @@ def workspace_poses(count: int, seed: int = 0) -> np.ndarray:
     return poses[inside][:count]
 
 
-def _lifting(plant) -> Iterator[Row]:
+def _lifting_rows(plant) -> Iterator[Row]:
     payload = PAYLOADS["large"]
     poses = workspace_poses(2000)
     q = jnp.asarray(poses)
@@ -280,18 +312,26 @@ def _lifting(plant) -> Iterator[Row]:
         room = poses[:, joint] > POSITION_LOW[joint] + 0.3
         heaviest = np.argsort(-(np.abs(force[:, joint]) * room))[:RUNS]
         commands = np.tile(_one(joint, sign), (RUNS, ON, 1))
-        out = _padded(loaded, poses[heaviest], commands)
+        out = respond(loaded, poses[heaviest], commands)
         slowest = -out[:, -5:, 4 + joint].mean(1).max()
         fact = abs(VELOCITY[sign][joint])
         yield Row(f"900 kg in the box, slowest {name} {verb}", "rad/s", 0.1 * fact, 2 * fact, float(slowest), "E")
 
 
-def characterize(plant) -> list[Row]:
-    """Every response of a plant that the facts speak about."""
-    rows = []
-    for part in (_steps, _sines, _all_at_once, _modes, _end_stops, _lifting):
-        rows += part(plant)
-    return rows + list(_geometry())
+def characterize(plant: AbstractPlant) -> list[Row]:
+    """Every response of an excavator plant that the facts speak about."""
+    pose = np.asarray(REFERENCE_POSE)
+    short = respond(plant, pose, np.concatenate([_step_commands(), _together_commands()]))
+    long = respond(plant, pose, np.concatenate([_sine_commands(), _stop_commands()]))
+    return [
+        *_step_rows(short[:16]),
+        *_sine_rows(long[:16]),
+        *_together_rows(short[16:]),
+        *_mode_rows(plant),
+        *_stop_rows(long[16:]),
+        *_lifting_rows(plant),
+        *_geometry_rows(),
+    ]
 
 
 def table(rows: list[Row]):

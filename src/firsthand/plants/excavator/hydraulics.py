@@ -87,7 +87,7 @@ def supply_pressure(
     low = jnp.max(jnp.where(below, corners, 0.0))
     high = jnp.min(jnp.where(below, p.relief + RELIEF_RAMP, corners))
     value_low = jnp.max(jnp.where(below, values, -p.pump_flow))
-    value_high = jnp.min(jnp.where(below, p.pump_flow, values))
+    value_high = jnp.min(jnp.where(below, jnp.inf, values))
     root = low - value_low * (high - low) / (value_high - value_low)
     x = (root - fixed[1]) / fixed[2]
     slope = jnp.sum(jnp.where((x > 0) & (x < 1), fixed[0] / fixed[2], 0.0))

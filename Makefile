@@ -1,0 +1,51 @@
+# Two commands: `make train` and `make test`. Everything they need is set up in .venv.
+PYTHON ?= python3
+RUN ?= runs/excavator
+EPISODES ?= 40
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEV_READY := $(VENV)/.ready-dev
+
+.PHONY: train test lint format bench clean help
+
+help:
+	@echo "make train   set up, teach the simulated excavator from random weights, write a report to $(RUN)/report"
+	@echo "make test    set up and run the tests"
+	@echo "make lint    ruff and pyright"
+	@echo "make bench   the benchmarks (slow)"
+
+train: $(READY)
+	$(BIN)/firsthand train excavator --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume,--episodes $(EPISODES))
+
+test: $(DEV_READY)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(DEV_READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(DEV_READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(DEV_READY)
+	$(BIN)/python benchmarks/excavator_speed.py
+	$(BIN)/python benchmarks/update_cost.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info onboard/src/*.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("firsthand needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e .
+	@touch $@
+
+$(DEV_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[dev]'
+	@touch $@

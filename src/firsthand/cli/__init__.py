@@ -1,0 +1,59 @@
+"""The command line: `firsthand train | evaluate | report | characterize`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ..errors import UserError
+from .characterize import Characterize
+from .evaluate import Evaluate
+from .report import Report
+from .train import Train
+
+Command = (
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Characterize, tyro.conf.subcommand("characterize")]
+)
+
+WRONG_INPUT = 2
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command. A mistake of the user's ends with one sentence and exit code 2."""
+    command = tyro.cli(
+        Command,  # pyright: ignore[reportArgumentType]
+        prog="firsthand",
+        description="Train a robot's controller on the robot itself.",
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    _use_compilation_cache()
+    try:
+        sys.exit(command.run())
+    except UserError as error:
+        print(f"firsthand: {error}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+    except KeyboardInterrupt:
+        print("firsthand: interrupted.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output went away, as in `firsthand … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def cache_folder() -> Path:
+    """Where compiled programs and oracles are kept between runs: $XDG_CACHE_HOME/firsthand."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firsthand"
+
+
+def _use_compilation_cache() -> None:
+    """Let JAX keep what it compiled, so that the second run starts in seconds."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "jax"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -1,0 +1,105 @@
+"""What is shown after training and by `firsthand evaluate`."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..evaluation import Evaluation, evaluate
+from ..training.restore import RestoredRun
+
+PAPER = {
+    "Nan et al. (real machine)": (0.523, 1.293, 0.045, 0.124, 0.09),
+    "Nan & Hutter 2024": (0.375, 0.60, 0.0856, 0.162, 0.27),
+    "Egli & Hutter 2022": (0.20, 0.525, 0.028, 0.067, 0.13),
+}
+"""Table 1 of the paper: v_avg, v_max (m/s), mean and largest error (m), ρ (s)."""
+
+
+def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str, Any] | None) -> None:
+    """The metrics of table 1, per reference and together, beside the paper's columns."""
+    table = Table(title=f"{restored.config.robot}: references the learner never saw")
+    for heading in ("", "v avg cm/s", "v max cm/s", "mean error cm", "max error cm", "ρ s", "|Δu|", "limit hits"):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    rows = [(r.name, m) for r, m in zip(result.references, result.metrics, strict=True)]
+    for name, m in [*rows, ("[bold]together[/bold]", result.overall)]:
+        table.add_row(
+            name,
+            f"{100 * m.mean_speed_m_s:.1f}",
+            f"{100 * m.max_speed_m_s:.1f}",
+            f"{100 * m.mean_error_m:.2f}",
+            f"{100 * m.max_error_m:.1f}",
+            f"{m.rho_s:.3f}",
+            f"{m.command_change:.4f}",
+            str(m.limit_hits),
+        )
+    if restored.config.robot.startswith("excavator"):
+        table.add_section()
+        for name, (v_avg, v_max, mean, largest, rho) in PAPER.items():
+            table.add_row(
+                f"[dim]{name}[/dim]",
+                f"{100 * v_avg:.1f}",
+                f"{100 * v_max:.1f}",
+                f"{100 * mean:.2f}",
+                f"{100 * largest:.1f}",
+                f"{rho:.2f}",
+                "",
+                "",
+            )
+    console = Console()
+    console.print(table)
+    if oracle is not None:
+        console.print(
+            f"Oracle (best possible with this policy class): {100 * oracle['shapes_error_m']:.2f} cm on these "
+            f"references, {100 * oracle['random_error_m']:.2f} cm on random ones."
+        )
+        if result.overall.mean_error_m < oracle["shapes_error_m"]:
+            console.print(
+                "[yellow]The policy is better than the oracle: the oracle has failed (its budget was too small); "
+                "do not read this as a triumph.[/yellow]"
+            )
+
+
+def oracle_of(restored: RestoredRun, *, compute: bool, speed: float | None = None) -> dict[str, Any] | None:
+    """The oracle for a run's robot, from the cache, or computed now; None when it is not known.
+
+    An oracle is known for the task's own evaluation speed only.
+    """
+    from dataclasses import asdict
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..evaluation.oracle import OracleBudget, cached_oracle, store_oracle, train_oracle
+    from . import cache_folder
+
+    if speed is not None and speed != restored.task.evaluation_speed:
+        return None
+    plant, budget, cache = restored.robot().plant, OracleBudget(), cache_folder() / "oracles"
+    known = cached_oracle(plant, restored.task, cache, budget)
+    if known is None and compute:
+        columns = (
+            TextColumn("training the oracle"),
+            BarColumn(),
+            TextColumn("{task.fields[cost]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            bar = progress.add_task("oracle", total=budget.iterations, cost="compiling")
+
+            def show(iteration: int, cost: float) -> None:
+                progress.update(bar, completed=iteration, cost=f"cost {cost:.5f}")
+
+            _, known = train_oracle(plant, restored.task, budget, progress=show)
+        store_oracle(known, plant, restored.task, cache, budget)
+    return None if known is None else asdict(known)
+
+
+def finish(path: Path) -> None:
+    """After training: evaluate the newest policy, print the table, write the report."""
+    from ..report import write_report
+
+    restored = RestoredRun.open(path)
+    result = evaluate(restored.robot(), restored.policy())
+    print_evaluation(restored, result, oracle_of(restored, compute=False))
+    print(f"Report: {write_report(path)}")

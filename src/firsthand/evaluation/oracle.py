@@ -1,0 +1,203 @@
+"""The oracle: the same policy class trained with the plant's true gradients. It tells what the best possible error is.
+
+Backpropagation through time through the simulated plant itself, Adam with a decaying rate, a fixed budget, the best of
+several random starts. Nothing here is available on a real robot.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from firsthand_onboard.features import initial_state, next_state
+from firsthand_onboard.references import build_reference
+
+from ..models import Policy
+from ..plants.base import AbstractPlant
+from ..robots.base import EpisodeRecord
+from ..robots.simulated import SimulatedRobot, at_rest, neutral, track
+from ..tasks import Task
+from .evaluate import evaluate
+from .metrics import tracking_metrics
+
+VERSION = 1
+"""Raise when a change of the code makes cached oracles wrong although plant and task are the same."""
+
+
+@dataclass(frozen=True)
+class OracleBudget:
+    """How hard the oracle tries."""
+
+    iterations: int = 4000
+    """Adam iterations."""
+    trajectories: int = 20
+    """Trajectories per iteration."""
+    starts: int = 3
+    """Random initial policies, trained side by side; the best on held-out references counts."""
+    rate: float = 2e-3
+    """Adam's first step size; it falls to a hundredth along a cosine."""
+
+
+@dataclass(frozen=True)
+class OracleResult:
+    """What the oracle reached."""
+
+    random_error_m: float
+    """Mean tracking error on random references that it was not trained on."""
+    shapes_error_m: float
+    """Mean tracking error on the task's evaluation references."""
+    shapes: dict[str, float]
+    """The same per evaluation reference."""
+
+
+def fingerprint(plant: AbstractPlant, task: Task, budget: OracleBudget) -> str:
+    """What an oracle depends on, as a hash: plant parameters, task and budget."""
+    leaves, structure = jax.tree.flatten(plant)
+    parts = [str(VERSION), str(structure), task.spec.to_json(), repr(task.cost), repr(task.sample_goals), repr(budget)]
+    parts += [
+        np.asarray(leaf, np.float64).tobytes().hex() if eqx.is_array_like(leaf) else repr(leaf) for leaf in leaves
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def reference_pool(task: Task, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Start positions `(count, positions)` and the references from them, drawn as in training."""
+    spec = task.spec
+    position = np.asarray(task.home, float)
+    starts, references = [], []
+    for _ in range(count):
+        measured = np.zeros(spec.layout.num_measured)
+        measured[list(spec.layout.position)] = position
+        goal = task.sample_goals(rng, measured, 1)[0]
+        starts.append(position)
+        references.append(build_reference(spec, measured, goal))
+        position = goal if spec.reference.space == "position" else position
+    return np.stack(starts).astype(np.float32), np.stack(references).astype(np.float32)
+
+
+def train_oracle(
+    plant: AbstractPlant,
+    task: Task,
+    budget: OracleBudget = OracleBudget(),  # noqa: B008 (frozen)
+    *,
+    seed: int = 0,
+    progress: Callable[[int, float], None] | None = None,
+) -> tuple[Policy, OracleResult]:
+    """The best policy of `budget.starts`, and its errors on references it was not trained on."""
+    spec = task.spec
+    rng = np.random.default_rng(seed)
+    starts, references = (jnp.asarray(a) for a in reference_pool(task, 600, rng))
+    held_starts, held_references = (jnp.asarray(a) for a in reference_pool(task, 100, rng))
+    keys = jax.random.split(jax.random.key(seed), budget.starts)
+    policies = eqx.filter_vmap(lambda k: Policy.random(spec, key=k, last_gain=0.1))(keys)
+    schedule = optax.cosine_decay_schedule(budget.rate, budget.iterations, alpha=0.01)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+
+    def follow(policy, start, points):
+        key = jax.random.key(0)
+        _, measured, commands = track(plant, policy, spec, at_rest(plant, spec, start, key=key), points, key=key)
+        return measured, commands
+
+    def loss(policy, starts, references):
+        def one(start, points):
+            measured, commands = follow(policy, start, points)
+            first = initial_state(spec.layout, measured[0], jnp.asarray(neutral(spec), measured.dtype))
+
+            def shift(state, inputs):
+                command, following = inputs
+                return next_state(spec.layout, state, command, following), state
+
+            _, states = jax.lax.scan(shift, first, (commands, measured[1:]))
+            return jax.vmap(task.cost)(states, commands, points[: task.steps]).mean()
+
+        return jax.vmap(one)(starts, references).mean()
+
+    @eqx.filter_jit
+    def advance(policies, moments, key):
+        rows = jax.random.randint(key, (budget.trajectories,), 0, starts.shape[0])
+
+        def one(policy, moments):
+            value, gradient = eqx.filter_value_and_grad(loss)(policy, starts[rows], references[rows])
+            gradient = jax.tree.map(lambda g: jnp.nan_to_num(g, posinf=0.0, neginf=0.0), gradient)
+            updates, moments = optimizer.update(gradient, moments, policy)
+            return eqx.apply_updates(policy, updates), moments, value
+
+        return eqx.filter_vmap(one)(policies, moments)
+
+    @eqx.filter_jit
+    def errors(policies):
+        def one(policy):
+            measured, commands = jax.vmap(lambda s, p: follow(policy, s, p))(held_starts, held_references)
+            return measured, commands
+
+        return eqx.filter_vmap(one)(policies)
+
+    moments = eqx.filter_vmap(lambda p: optimizer.init(eqx.filter(p, eqx.is_array)))(policies)
+    for i in range(budget.iterations):
+        policies, moments, values = advance(policies, moments, jax.random.fold_in(jax.random.key(seed + 1), i))
+        if progress is not None and (i % 20 == 19 or i == budget.iterations - 1):
+            progress(i + 1, float(jnp.nanmin(values)))
+    measured, commands = errors(policies)
+    scores = [
+        tracking_metrics(spec, (_record(spec, measured[i], commands[i], held_references),)).mean_error_m
+        for i in range(budget.starts)
+    ]
+    best = int(np.nanargmin(scores))
+    policy = jax.tree.map(lambda x: x[best] if eqx.is_array(x) else x, policies)
+    shapes = evaluate(SimulatedRobot(plant, task), policy)
+    each = {r.name: m.mean_error_m for r, m in zip(shapes.references, shapes.metrics, strict=True)}
+    return policy, OracleResult(scores[best], shapes.overall.mean_error_m, each)
+
+
+def _record(spec, measured, commands, references) -> EpisodeRecord:
+    measured, commands, references = (np.asarray(a) for a in (measured, commands, references))
+    blank = np.zeros((len(measured), spec.layout.size), np.float32)
+    return EpisodeRecord(
+        blank, measured, commands, references, np.ones(commands.shape, bool), np.ones(commands.shape[:2], bool)
+    )
+
+
+def shipped_folder() -> Path:
+    """Oracles that come with the package, so that a fresh machine need not compute them."""
+    return Path(__file__).parent / "oracles"
+
+
+def cached_oracle(
+    plant: AbstractPlant,
+    task: Task,
+    cache: Path,
+    budget: OracleBudget = OracleBudget(),  # noqa: B008 (frozen)
+) -> OracleResult | None:
+    """The oracle of this plant and task if it has been computed before, here or by us; otherwise None."""
+    name = f"{task.name}-{fingerprint(plant, task, budget)}.json"
+    for folder in (cache, shipped_folder()):
+        try:
+            data: dict[str, Any] = json.loads((folder / name).read_text())
+            return OracleResult(**data)
+        except (OSError, ValueError, TypeError):
+            continue
+    return None
+
+
+def store_oracle(
+    result: OracleResult,
+    plant: AbstractPlant,
+    task: Task,
+    cache: Path,
+    budget: OracleBudget = OracleBudget(),  # noqa: B008
+) -> Path:
+    """Keep an oracle's result."""
+    from ..runs import atomic
+
+    atomic.make_folder(cache)
+    path = cache / f"{task.name}-{fingerprint(plant, task, budget)}.json"
+    atomic.write_json(path, asdict(result))
+    return path

@@ -1,0 +1,73 @@
+"""A finished or running run, read back: its configuration, robot and policies."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..models import Policy
+from ..robots import EpisodeRecord, SimulatedRobot
+from ..robots.registry import make_robot
+from ..runs import RunFolder
+from ..runs.pytrees import from_arrays
+from ..tasks import Task
+from .config import TrainingConfig
+from .loop import Trainer, policy_from_arrays
+
+
+@dataclass(frozen=True)
+class RestoredRun:
+    """What a run folder tells."""
+
+    folder: RunFolder
+    """The folder, opened for reading."""
+    config: TrainingConfig
+    """How the run was made."""
+    task: Task
+    """The robot's task."""
+
+    @staticmethod
+    def open(path: str | Path) -> "RestoredRun":
+        """Open a run; it must have been made with the same control specification as this version's."""
+        folder = RunFolder.open(Path(path))
+        config = TrainingConfig.from_dict(folder.config)
+        task = config.make_task()
+        if config.as_dict()["control_spec"] != folder.config.get("control_spec"):
+            raise UserError(
+                f"{path} was made with another control specification of {config.robot!r} than this version of "
+                "firsthand has; evaluate it with the version named in its config.json."
+            )
+        return RestoredRun(folder, config, task)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One entry per episode."""
+        return self.folder.read_metrics()
+
+    def episodes(self) -> list[int]:
+        """Which episodes are stored, counted from 1."""
+        return self.folder.episodes()
+
+    def record(self, episode: int) -> EpisodeRecord:
+        """What the robot did in an episode."""
+        return EpisodeRecord.from_arrays(self._episode(episode))
+
+    def policy(self, episode: int | None = None) -> Policy:
+        """The policy that ran an episode, or, without one, the newest: the result of the last update."""
+        if episode is not None:
+            return policy_from_arrays(self.task.spec, self._episode(episode))
+        if not self.folder.checkpoints():
+            raise UserError(f"{self.folder.path} has no finished episode yet.")
+        trainer = Trainer(self.robot(), self.config)
+        arrays = self.folder.load_checkpoint().arrays
+        return from_arrays({"learner": trainer.state, "robot": trainer.robot.snapshot()}, arrays)["learner"].policy
+
+    def robot(self) -> SimulatedRobot:
+        """The robot of the run, standing at home."""
+        return make_robot(self.config.robot, self.task, payload_kg=self.config.payload_kg, seed=self.config.seed)
+
+    def _episode(self, episode: int) -> dict[str, Any]:
+        known = self.episodes()
+        if episode not in known:
+            held = f"{known[0]} to {known[-1]}" if known else "none yet"
+            raise UserError(f"episode is {episode}, but {self.folder.path} holds episodes {held}.")
+        return self.folder.load_episode(episode)[0]

@@ -1,0 +1,133 @@
+"""The buffer: what goes in, in which order, and that growing it compiles nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from firsthand.learner.buffer import Buffer, append, grown, sample
+from firsthand.learner.rollout import Rollout
+
+STATE, COMMANDS, MEASURED = 3, 2, 2
+
+
+def numbered(trajectories: int, steps: int, *, first: int = 0, lengths=None) -> Rollout:
+    """An episode in which step k of trajectory i says so: every number in it is unique to its place."""
+    count = trajectories * (steps + 1)
+    index = first + np.arange(count, dtype=np.float32).reshape(trajectories, steps + 1)
+    states = np.stack([index, index + 0.25, index + 0.5], axis=-1)
+    commands = np.stack([-index[:, :-1], index[:, :-1] + 0.75], axis=-1)
+    lengths = np.full(trajectories, steps) if lengths is None else np.asarray(lengths)
+    return Rollout(
+        states=jnp.asarray(states),
+        commands=jnp.asarray(commands),
+        previews=jnp.asarray(np.zeros((trajectories, steps, 2, 1), np.float32)),
+        free=jnp.asarray(np.ones((trajectories, steps, COMMANDS), bool)),
+        valid=jnp.asarray(np.arange(steps) < lengths[:, None]),
+    )
+
+
+def transitions(rollout: Rollout):
+    """The valid transitions one by one, in order of arrival."""
+    rows = []
+    for i in range(rollout.states.shape[0]):
+        for k in range(rollout.commands.shape[1]):
+            if bool(rollout.valid[i, k]):
+                rows.append((rollout.states[i, k], rollout.commands[i, k], rollout.states[i, k + 1, :MEASURED]))
+    return [np.asarray(part) for part in zip(*rows, strict=True)]
+
+
+def contents(buffer: Buffer):
+    size = int(buffer.size)
+    return [np.asarray(part)[:size] for part in (buffer.states, buffer.commands, buffer.following)]
+
+
+def assert_holds(buffer: Buffer, *rollouts: Rollout):
+    expected = [np.concatenate(parts) for parts in zip(*(transitions(r) for r in rollouts), strict=True)]
+    assert int(buffer.size) == len(expected[0])
+    for held, wanted in zip(contents(buffer), expected, strict=True):
+        np.testing.assert_array_equal(held, wanted)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(1, 2), (5, 8), (8, 8), (9, 16), (1000, 1024)])
+def test_the_capacity_is_a_power_of_two(asked, given):
+    buffer = Buffer.empty(asked, STATE, COMMANDS, MEASURED)
+    assert buffer.capacity == given
+    assert buffer.states.shape == (given, STATE)
+    assert int(buffer.size) == 0
+
+
+def test_an_episode_gives_exactly_n_times_h_transitions_in_order():
+    first, second = numbered(3, 4), numbered(3, 4, first=100)
+    buffer = append(append(Buffer.empty(64, STATE, COMMANDS, MEASURED), first), second)
+    assert int(buffer.size) == 2 * 3 * 4
+    assert_holds(buffer, first, second)
+
+
+@pytest.mark.parametrize("lengths", [(4, 1, 3), (0, 4, 0), (0, 0, 0)])
+def test_cut_trajectories_add_what_happened_and_nothing_else(lengths):
+    before, cut, after = numbered(3, 4), numbered(3, 4, first=100, lengths=lengths), numbered(3, 4, first=200)
+    buffer = append(Buffer.empty(64, STATE, COMMANDS, MEASURED), before)
+    buffer = append(buffer, cut)
+    assert int(buffer.size) == 12 + sum(lengths)
+    if sum(lengths):
+        assert_holds(buffer, before, cut)
+    buffer = append(buffer, after)
+    assert_holds(buffer, *([before, cut, after] if sum(lengths) else [before, after]))
+
+
+def test_beyond_its_capacity_the_buffer_grows_and_keeps_everything():
+    episodes = [numbered(3, 4, first=100 * i, lengths=(4, 4 - i % 3, 4)) for i in range(7)]
+    buffer = Buffer.empty(16, STATE, COMMANDS, MEASURED)
+    for i, episode in enumerate(episodes):
+        buffer = append(buffer, episode)
+        assert_holds(buffer, *episodes[: i + 1])
+    assert buffer.capacity == 128  # 77 rows, and the last episode was written as a block of 12
+
+
+def test_an_episode_larger_than_twice_the_buffer_fits():
+    episode = numbered(5, 10)
+    assert_holds(append(Buffer.empty(4, STATE, COMMANDS, MEASURED), episode), episode)
+
+
+def test_growing_by_hand_keeps_the_transitions():
+    episode = numbered(2, 3)
+    buffer = grown(append(Buffer.empty(8, STATE, COMMANDS, MEASURED), episode), 100)
+    assert buffer.capacity == 128
+    assert_holds(buffer, episode)
+
+
+def test_appending_compiles_once(compilations):
+    buffer = append(Buffer.empty(256, STATE, COMMANDS, MEASURED), numbered(3, 4))
+    with compilations() as compiled:
+        for i in range(1, 15):
+            buffer = append(buffer, numbered(3, 4, first=100 * i, lengths=(4, i % 5, 2)))
+    assert compiled.count == 0
+    with compilations() as compiled:
+        append(Buffer.empty(512, STATE, COMMANDS, MEASURED), numbered(3, 4))
+    assert compiled.count > 0  # the counter counts
+
+
+def test_samples_come_from_the_rows_in_use_and_reach_all_of_them():
+    buffer = append(Buffer.empty(64, STATE, COMMANDS, MEASURED), numbered(2, 5, lengths=(5, 2)))
+    used = int(buffer.size)
+    unused = np.arange(buffer.capacity)[:, None] >= used
+    buffer = Buffer(
+        *(jnp.asarray(np.where(unused, np.nan, a)) for a in (buffer.states, buffer.commands, buffer.following)),
+        buffer.size,
+    )
+    states, commands, following = (np.asarray(a) for a in sample(buffer, 2000, key=jax.random.key(0)))
+    assert np.all(np.isfinite(states))
+    rows, counts = np.unique(states[:, 0], return_counts=True)
+    np.testing.assert_array_equal(rows, contents(buffer)[0][:, 0])
+    assert np.all(np.abs(counts / 2000 - 1 / used) < 4 * np.sqrt(1 / used / 2000))  # uniform, to four deviations
+    # The three parts of a sample belong together.
+    np.testing.assert_array_equal(commands[:, 0], -states[:, 0])
+    np.testing.assert_array_equal(following[:, 0], states[:, 0] + 1)
+
+
+def test_an_empty_buffer_can_be_sampled():
+    """The compiled update also runs when every trajectory was cut at once; it sees zeros, never NaN."""
+    drawn = sample(Buffer.empty(8, STATE, COMMANDS, MEASURED), 4, key=jax.random.key(0))
+    for part in drawn:
+        np.testing.assert_array_equal(part, 0.0)

@@ -92,6 +92,8 @@ def test_a_payload_matters_and_costs_no_compilation(plant_type):
         return jax.lax.fori_loop(0, 20, lambda _, s: plant.step(s, command, key=KEY), state).velocity
 
     velocity = {name: np.asarray(run(plant_type().with_payload(kg))) for name, kg in PAYLOADS.items()}
+    run(plant_type())
+    run(plant_type(payload_kg=100, warming_rate=0.1))
     assert len(traces) == 1
     # A heavier boom is the last to be served, so it starves more.
     assert abs(velocity["large"][0]) < 0.8 * abs(velocity["empty"][0])

@@ -124,9 +124,7 @@ def test_coriolis_torque_does_no_work_beyond_the_change_of_inertia():
 
 def test_moment_arms_are_the_slopes_of_the_cylinder_lengths():
     for q in poses(20):
-        np.testing.assert_allclose(
-            moment_arms(q), np.diag(jax.jacfwd(cylinder_lengths)(q)), rtol=1e-9
-        )
+        np.testing.assert_allclose(moment_arms(q), np.diag(jax.jacfwd(cylinder_lengths)(q)), rtol=1e-9)
         np.testing.assert_array_equal(np.sign(moment_arms(q)), ARM_SIGNS)
 
 

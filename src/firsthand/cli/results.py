@@ -10,7 +10,7 @@ from ..evaluation import Evaluation, evaluate
 from ..training.restore import RestoredRun
 
 PAPER = {
-    "Nan et al. (real machine)": (0.523, 1.293, 0.045, 0.124, 0.09),
+    "paper, real HEAP": (0.523, 1.293, 0.045, 0.124, 0.09),
     "Nan & Hutter 2024": (0.375, 0.60, 0.0856, 0.162, 0.27),
     "Egli & Hutter 2022": (0.20, 0.525, 0.028, 0.067, 0.13),
 }
@@ -20,8 +20,9 @@ PAPER = {
 def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str, Any] | None) -> None:
     """The metrics of table 1, per reference and together, beside the paper's columns."""
     table = Table(title=f"{restored.config.robot}: references the learner never saw")
-    for heading in ("", "v avg cm/s", "v max cm/s", "mean error cm", "max error cm", "ρ s", "|Δu|", "limit hits"):
-        table.add_column(heading, justify="left" if heading == "" else "right")
+    table.add_column("", no_wrap=True)
+    for heading in ("v avg\ncm/s", "v max\ncm/s", "mean err\ncm", "max err\ncm", "ρ\ns", "|Δu|\n", "limit\nhits"):
+        table.add_column(heading, justify="right", no_wrap=True)
     rows = [(r.name, m) for r, m in zip(result.references, result.metrics, strict=True)]
     for name, m in [*rows, ("[bold]together[/bold]", result.overall)]:
         table.add_row(

@@ -22,6 +22,7 @@ def update_model(state: LearnerState, buffer: Buffer, hyper: Hyperparameters) ->
     return state, report
 
 
+@eqx.filter_jit
 def update_policy(
     state: LearnerState,
     cost: CostFunction,

@@ -46,6 +46,12 @@ def preview_indices(spec: ControlSpec, steps: int) -> np.ndarray:
     return np.arange(steps)[:, None] + np.asarray((0, *spec.preview))
 
 
+def neutral(spec: ControlSpec) -> Float[np.ndarray, " commands"]:
+    """The middle of the command range, which a robot takes as neutral."""
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    return ((low + high) / 2).astype(np.float32)
+
+
 class AbstractRobot(ABC):
     """A robot as training sees it."""
 

@@ -15,7 +15,7 @@ from firsthand_onboard.references import build_reference
 from ..models import Policy
 from ..plants.base import AbstractPlant
 from ..tasks.base import EvaluationReference, Task
-from .base import AbstractRobot, EpisodeRecord, preview_indices
+from .base import AbstractRobot, EpisodeRecord, neutral, preview_indices
 
 
 def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, excitation=None, *, key: PRNGKeyArray):
@@ -39,12 +39,6 @@ def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, excita
     end, (measured, commands) = jax.lax.scan(step, start, (previews, jax.random.split(key, steps), excitation))
     first = measured_part(spec.layout, start[1])
     return end, jnp.concat([first[None], measured]), commands
-
-
-def neutral(spec: ControlSpec) -> Float[np.ndarray, " commands"]:
-    """The middle of the command range, which every simulated plant takes as neutral."""
-    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
-    return (low + high) / 2
 
 
 def at_rest(plant: AbstractPlant, spec: ControlSpec, position, *, key: PRNGKeyArray):

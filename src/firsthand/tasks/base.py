@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class EvaluationReference:
     """The configuration from which the robot starts, at rest."""
 
 
+@runtime_checkable
 class GoalSampler(Protocol):
     """Draws the goals of an episode."""
 
@@ -32,6 +33,7 @@ class GoalSampler(Protocol):
         """`count` goals, `(count, goal)`, to be visited one after the other from where the robot is now."""
 
 
+@runtime_checkable
 class EvaluationSet(Protocol):
     """Makes the fixed evaluation references."""
 

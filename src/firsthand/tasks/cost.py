@@ -31,7 +31,7 @@ class TrackingCost:
     """w_Δ: weight of the squared change of command (commands scaled to [-1, 1])."""
     limit_weight: float = 0.1
     """w_lim: weight of the joint-limit term."""
-    limit_margin: float = 0.1
+    limit_margin: float = 0.2
     """The soft margin, as a share of each joint's range: the term is zero inside and w_lim at the limit itself."""
 
     def __post_init__(self) -> None:

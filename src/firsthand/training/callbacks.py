@@ -1,7 +1,7 @@
 """What may watch a training run."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..robots import EpisodeRecord
 
@@ -18,6 +18,7 @@ class EpisodeSummary:
     """What the robot did."""
 
 
+@runtime_checkable
 class Callback(Protocol):
     """Methods that training calls; implement the ones you need by inheriting."""
 

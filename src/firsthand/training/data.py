@@ -3,11 +3,11 @@
 import numpy as np
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.features import measured_part, next_state
+from firsthand_onboard.features import initial_state, measured_part, next_state
 from firsthand_onboard.references import build_reference
 
 from ..learner import Imagined, Rollout
-from ..robots.base import EpisodeRecord, preview_indices
+from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
 
 
@@ -34,20 +34,34 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
 
 
 def imagined_starts(task: Task, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:
-    """Fresh references for imagined trajectories, from states in which this episode's trajectories started."""
-    if count == 0:
-        return None
+    """Fresh references for imagined trajectories.
+
+    Half of them start in states in which this episode's trajectories started. The others start at rest in
+    configurations drawn like goals (where goals are configurations): a redundant robot would otherwise only ever learn
+    about the postures it happens to be in.
+    """
     spec = task.spec
     usable = np.flatnonzero(np.isfinite(record.starts).all(axis=1))
-    if usable.size == 0:
+    if count == 0 or usable.size == 0:
         return None
     starts = record.starts[rng.choice(usable, count)]
     previews = []
-    for start in starts:
+    for i, start in enumerate(starts):
         measured = measured_part(spec.layout, start)
+        if i % 2 and spec.reference.space == "position":
+            measured = at_rest_in(spec, task.sample_goals(rng, measured, 1)[0])
+            starts[i] = initial_state(spec.layout, measured, neutral(spec))
         goal = task.sample_goals(rng, measured, 1)[0].astype(np.float32)
         previews.append(build_reference(spec, measured, goal)[preview_indices(spec, task.steps)])
     return Imagined(starts, np.stack(previews))  # pyright: ignore[reportArgumentType]
+
+
+def at_rest_in(spec: ControlSpec, position: np.ndarray) -> np.ndarray:
+    """The measurement of a robot that stands still in this configuration."""
+    measured = np.asarray(spec.scales.measured_center, np.float32)
+    measured[list(spec.layout.position)] = position
+    measured[list(spec.layout.velocity)] = 0.0
+    return measured
 
 
 def smooth_excitation(task: Task, amplitude: float, rng: np.random.Generator) -> np.ndarray:

@@ -14,7 +14,7 @@ console = Console(stderr=True)
 
 def say(text: str) -> None:
     """A sentence to the user, outside the progress display."""
-    console.print(text, highlight=False)
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -21,19 +21,19 @@ class ChamberParameters:
     """β_eff of oil and hoses, Pa."""
     dead_volume: Four = (1.0e-3, 2.0e-3, 3.0e-3, 1.5e-3)
     """Oil in hoses and ports, per chamber, m³."""
-    hose_ratio: Four = (1.0, 1.2, 3.0, 1.5)
+    hose_ratio: Four = (1.4, 1.11, 2.44, 1.39)
     """Capacity of the hose behind its throttle over the chamber's own at mid stroke: what damps the oil column."""
-    hose_s: Four = (0.08, 0.03, 0.01, 0.02)
+    hose_s: Four = (0.126, 0.036, 0.011, 0.019)
     """Time constant of that exchange, s."""
     coulomb: Four = (4e3, 3e3, 5e2, 1e3)
     """Seal friction, N at the cylinder."""
     coulomb_speed: float = 0.02
     """Cylinder speed over which it builds up, m/s."""
-    viscous: Four = (4e4, 3e4, 4e3, 1.5e4)
+    viscous: Four = (4.7e4, 3.3e4, 3.4e3, 1.5e4)
     """N s/m at the cylinder."""
-    return_ratio: float = 1.08
+    return_ratio: float = 1.097
     """What the return edge lets through over what the inlet edge lets in, per piston speed."""
-    pilot: float = 30 * BAR
+    pilot: float = 27 * BAR
     """Inlet pressure that fully opens the counterbalance valve on the return side, Pa: a load cannot run ahead."""
     return_ramp: float = 12 * BAR
     """Back pressure scale of the return edge, Pa."""
@@ -110,5 +110,3 @@ def return_edge(
     positive = jnp.maximum(pressure, 0.0)
     root = jax.lax.rsqrt(positive * positive + c.return_ramp**2)
     return Port(demand * positive * root, demand * c.return_ramp**2 * root * root * root)
-
-

@@ -5,7 +5,7 @@ damped oil-column mode. Load pressures are those of gravity and payload: a load'
 pump (in `ExcavatorPressure` it does).
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from firsthand.plants.base import AbstractPlant
 from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW, REFERENCE_POSE
 from firsthand.plants.excavator.hydraulics import (
     MEMORY,
@@ -24,6 +23,7 @@ from firsthand.plants.excavator.hydraulics import (
 )
 from firsthand.plants.excavator.linkage import ARM_SIGNS, moment_arms
 from firsthand.plants.excavator.loads import gravity_torque, mass_diagonal
+from firsthand.plants.excavator.machine import AbstractExcavator
 from firsthand.plants.excavator.parameters import (
     BAR,
     PERIOD_S,
@@ -66,50 +66,16 @@ class Surroundings(NamedTuple):
     dead_band_factor: Float[Array, ""]
 
 
-class ExcavatorFlow(AbstractPlant):
-    """Menzi Muck M545 arm, flow-source fidelity: four commands in [-1, 1], measured [q, dq] of four joints at 25 Hz.
+class ExcavatorFlow(AbstractExcavator):
+    """The arm in flow-source fidelity. See `AbstractExcavator` for commands, measurements and options."""
 
-    u > 0 raises the boom (its angle falls), folds the dipper in, extends the telescope and curls the tool.
-    """
-
-    payload_kg: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
-    """Mass held by the tool. See `PAYLOADS`."""
-    oil_temperature_c: Float[Array, ""] = eqx.field(default=50.0, converter=jnp.asarray)
-    """At reset."""
-    working_oil_c: Float[Array, ""] = eqx.field(default=75.0, converter=jnp.asarray)
-    """Where the oil temperature drifts to."""
-    warming_rate: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
-    """How fast, 1/s: dT/dt = warming_rate · (working_oil_c - T). 0 is no drift; 1/900 a machine that warms up."""
-    position_noise: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
-    """Standard deviation of the measured positions, rad or m."""
-    velocity_noise: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
-    """Standard deviation of the measured velocities, rad/s or m/s."""
     parameters: ExcavatorParameters = eqx.field(default=ExcavatorParameters(), static=True)
     substeps: int = eqx.field(default=4, static=True)
     """Integration steps per control period."""
 
-    @property
-    def period_s(self) -> float:
-        """0.04 s."""
-        return PERIOD_S
-
-    @property
-    def num_commands(self) -> int:
-        """Boom, dipper, telescope, pitch."""
-        return 4
-
-    @property
-    def num_measured(self) -> int:
-        """Four positions, four velocities."""
-        return 8
-
-    def with_payload(self, kg: float | Float[Array, ""]) -> Self:
-        """The same machine with `kg` at the tool; nothing is recompiled."""
-        return eqx.tree_at(lambda plant: plant.payload_kg, self, jnp.asarray(kg, self.payload_kg.dtype))
-
     def reset(self, position: Float[Array, "4"]) -> FlowState:
         """At rest at `position` (moved inside the end stops), spools centred."""
-        position = jnp.clip(jnp.asarray(position, float), jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH))
+        position = self._inside(position)
         zero = jnp.zeros_like(position)
         return FlowState(position, zero, zero, zero, jnp.zeros((MEMORY, 4)), self.oil_temperature_c)
 
@@ -119,13 +85,14 @@ class ExcavatorFlow(AbstractPlant):
         commands = jnp.concatenate([jnp.clip(command, -1.0, 1.0)[None], state.memory])
         dt = PERIOD_S / self.substeps
         surroundings = self.surroundings(state)
-        seen = jnp.stack([delayed_command(commands, i * dt, (i + 1) * dt, self.parameters) for i in range(self.substeps)])
+        seen = jnp.stack(
+            [delayed_command(commands, i * dt, (i + 1) * dt, self.parameters) for i in range(self.substeps)]
+        )
         state, _ = jax.lax.scan(lambda s, u: (self.substep(s, u, surroundings, dt), None), state, seen)
-        warming = self.warming_rate * (self.working_oil_c - state.oil_temperature_c)
-        oil = state.oil_temperature_c + PERIOD_S * warming
+        oil = self._warmer(state.oil_temperature_c)
         return state._replace(memory=commands[:MEMORY], oil_temperature_c=oil)
 
-    def surroundings(self, state: FlowState) -> "Surroundings":
+    def surroundings(self, state: FlowState) -> Surroundings:
         """What changes slowly and is therefore computed once per control period."""
         p = self.parameters
         q = state.position
@@ -148,9 +115,7 @@ class ExcavatorFlow(AbstractPlant):
             dead_band_factor=dead_band_factor,
         )
 
-    def substep(
-        self, state: FlowState, command: Float[Array, "4"], surroundings: "Surroundings", dt: float
-    ) -> FlowState:
+    def substep(self, state: FlowState, command: Float[Array, "4"], surroundings: Surroundings, dt: float) -> FlowState:
         """One integration step of `dt` seconds with `command` at the valves."""
         p, around = self.parameters, surroundings
         q, dq, e = state.position, state.velocity, state.deflection
@@ -188,15 +153,8 @@ class ExcavatorFlow(AbstractPlant):
         )
 
     def advance(self, state: FlowState, command: Float[Array, "4"], dt: float) -> FlowState:
-        """A short time `dt` with `command` at the valves: no dead time, no drift. For looking at the modes."""
+        """A short time `dt`; see `AbstractExcavator.advance`."""
         return self.substep(state, command, self.surroundings(state), dt)
-
-    def measure(self, state: FlowState, *, key: PRNGKeyArray) -> Float[Array, "8"]:
-        """[q, dq] in rad, m, rad/s, m/s."""
-        noise = jax.random.normal(key, (2, 4), state.position.dtype)
-        position = state.position + self.position_noise * noise[0]
-        velocity = state.velocity + self.velocity_noise * noise[1]
-        return jnp.concatenate([position, velocity])
 
 
 def _smooth_positive(pressure: Float[Array, "4"]) -> Float[Array, "4"]:

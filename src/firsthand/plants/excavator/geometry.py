@@ -129,9 +129,7 @@ def _link_sums() -> LinkSums:
         values[f"{name}_along"] = _sum(link, "along")
         values[f"{name}_perp"] = _sum(link, "perpendicular")
         own = sum(b.inertia for b in BODIES if b.link == link)
-        values[f"{name}_second"] = (
-            own + _sum(link, "along", "along") + _sum(link, "perpendicular", "perpendicular")
-        )
+        values[f"{name}_second"] = own + _sum(link, "along", "along") + _sum(link, "perpendicular", "perpendicular")
     return LinkSums(**{field: values[field] for field in LinkSums._fields})
 
 

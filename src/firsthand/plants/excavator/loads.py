@@ -50,7 +50,7 @@ def moments(telescope: Scalar, payload: Scalar) -> Moments:
     slide = s.slide_mass + tool
     return Moments(
         a1=s.boom_along + BOOM_LENGTH * (s.dipper_mass + slide),
-        p1=s.boom_perp,
+        p1=jnp.asarray(s.boom_perp),
         a2=s.dipper_along + s.slide_along + DIPPER_ALONG * tool + slide * telescope,
         p2=s.dipper_perp + s.slide_perp + DIPPER_PERPENDICULAR * tool,
         a3=s.tool_along + PAYLOAD_ALONG * payload,
@@ -87,7 +87,10 @@ def gravity_torque(q: Float[Array, "4"], payload: Scalar) -> Float[Array, "4"]:
 
 
 class MassMatrix(NamedTuple):
-    """The ten different entries of M(q), kg m² (with the telescope: kg m, kg). 1 boom, 2 dipper, 3 telescope, 4 pitch."""
+    """The ten different entries of M(q), kg m² (with the telescope: kg m, kg).
+
+    1 boom, 2 dipper, 3 telescope, 4 pitch.
+    """
 
     m11: Scalar
     m12: Scalar
@@ -108,7 +111,11 @@ class MassMatrix(NamedTuple):
 
     def inverse(self) -> Float[Array, "4 4"]:
         """M⁻¹, written out by blocks of two: a library call costs more than the whole rest of a small step."""
-        a, b, c = (self.m11, self.m12, self.m22), (self.m13, self.m14, self.m23, self.m24), (self.m33, self.m34, self.m44)
+        a, b, c = (
+            (self.m11, self.m12, self.m22),
+            (self.m13, self.m14, self.m23, self.m24),
+            (self.m33, self.m34, self.m44),
+        )
         # Schur complement of the (telescope, pitch) block C: S = A - B C⁻¹ Bᵀ.
         det = c[0] * c[2] - c[1] * c[1]
         c11, c12, c22 = c[2] / det, -c[1] / det, c[0] / det

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -65,10 +64,10 @@ class ExcavatorParameters:
     relief: float = 350 * BAR
     """Pa."""
     threshold_plus: Four = (20 * BAR, 97 * BAR, 137 * BAR, 138 * BAR)
-    """Supply pressure beyond the load's at which oil begins to flow, Pa: friction, counterbalance valve, return line."""
+    """Supply pressure beyond the load's at which oil begins to flow, Pa: friction, counterbalance valve, return."""
     threshold_minus: Four = (10 * BAR, 8 * BAR, 132 * BAR, 122 * BAR)
     ramp_plus: Four = (52 * BAR, 114 * BAR, 57 * BAR, 87 * BAR)
-    """Further supply pressure at which the valve delivers all that is asked, Pa: load-sensing margin and hose losses."""
+    """Further supply pressure at which the valve delivers all that is asked, Pa: load-sensing margin, hose losses."""
     ramp_minus: Four = (20 * BAR, 91 * BAR, 32 * BAR, 58 * BAR)
 
     # Oil column
@@ -98,20 +97,22 @@ class ExcavatorParameters:
 
 PRESSURE_MODEL = replace(
     ExcavatorParameters(),
-    dead_time_s=(0.058, 0.044, 0.055, 0.05),
-    open_s=(0.24, 0.137, 0.137, 0.082),
-    slew_plus=(3.2, 1.26, 1.51, 1.36),
-    slew_minus=(1.7, 1.39, 5.4, 1.24),
-    close_s=(0.105, 0.11, 0.142, 0.114),
-    speed_plus=(0.153, 0.32, 0.53, 0.37),
-    speed_minus=(0.201, 0.3, 0.188, 0.326),
-    dead_band=(0.048, 0.05, 0.067, 0.05),
-    knee_plus=(0.16, 0.15, 0.145, 0.15),
-    knee_minus=(0.21, 0.15, 0.155, 0.15),
-    threshold_plus=(15 * BAR, 90 * BAR, 130 * BAR, 120 * BAR),
-    threshold_minus=(5 * BAR, 8 * BAR, 120 * BAR, 115 * BAR),
-    ramp_plus=(60 * BAR, 110 * BAR, 57 * BAR, 87 * BAR),
-    ramp_minus=(20 * BAR, 91 * BAR, 32 * BAR, 58 * BAR),
+    dead_time_s=(0.053, 0.046, 0.049, 0.056),
+    open_s=(0.26, 0.21, 0.16, 0.08),
+    slew_plus=(3.65, 1.35, 1.57, 1.68),
+    slew_minus=(1.47, 1.14, 4.83, 1.19),
+    close_s=(0.099, 0.109, 0.12, 0.12),
+    speed_plus=(0.134, 0.357, 0.528, 0.398),
+    speed_minus=(0.227, 0.255, 0.193, 0.298),
+    knee_plus=(0.132, 0.129, 0.169, 0.164),
+    knee_minus=(0.221, 0.114, 0.163, 0.142),
+    dead_band=(0.052, 0.049, 0.065, 0.058),
+    threshold_plus=(12 * BAR, 74 * BAR, 108 * BAR, 101 * BAR),
+    threshold_minus=(5 * BAR, 7 * BAR, 146 * BAR, 142 * BAR),
+    ramp_plus=(55 * BAR, 90 * BAR, 36 * BAR, 89 * BAR),
+    ramp_minus=(19 * BAR, 78 * BAR, 25 * BAR, 57 * BAR),
+    saturation_plus=(1.95, 1.69, 1.71, 1.49),
+    saturation_minus=(2.90, 3.21, 2.43, 2.88),
 )
 """The same machine for the two-chamber model, which has friction, back pressure and inertia of its own."""
 

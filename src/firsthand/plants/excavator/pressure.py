@@ -10,14 +10,13 @@ Valve strokes, the mass matrix and the linkage move slowly and are held for 10 m
 velocity first and pressure with the new velocity, its stiff part (valve slopes) implicitly.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from firsthand.plants.base import AbstractPlant
 from firsthand.plants.excavator.chambers import (
     ChamberParameters,
     guard_valves,
@@ -36,6 +35,7 @@ from firsthand.plants.excavator.hydraulics import (
 )
 from firsthand.plants.excavator.linkage import ARM_SIGNS, cylinder_lengths, moment_arms
 from firsthand.plants.excavator.loads import coriolis_torque, gravity_torque, mass_matrix
+from firsthand.plants.excavator.machine import AbstractExcavator
 from firsthand.plants.excavator.parameters import (
     BAR,
     PERIOD_S,
@@ -90,21 +90,9 @@ class Held(NamedTuple):
     """Of the oil temperature, on viscous friction."""
 
 
-class ExcavatorPressure(AbstractPlant):
-    """Menzi Muck M545 arm, two-chamber fidelity. Commands, measurements and options are those of `ExcavatorFlow`."""
+class ExcavatorPressure(AbstractExcavator):
+    """The arm in two-chamber fidelity. See `AbstractExcavator` for commands, measurements and options."""
 
-    payload_kg: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
-    """Mass held by the tool. See `PAYLOADS`."""
-    oil_temperature_c: Float[Array, ""] = eqx.field(default=50.0, converter=jnp.asarray)
-    """At reset."""
-    working_oil_c: Float[Array, ""] = eqx.field(default=75.0, converter=jnp.asarray)
-    """Where the oil temperature drifts to."""
-    warming_rate: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
-    """How fast, 1/s: dT/dt = warming_rate · (working_oil_c - T). 0 is no drift; 1/900 a machine that warms up."""
-    position_noise: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
-    """Standard deviation of the measured positions, rad or m."""
-    velocity_noise: Float[Array, ""] = eqx.field(default=0.0, converter=jnp.asarray)
-    """Standard deviation of the measured velocities, rad/s or m/s."""
     parameters: ExcavatorParameters = eqx.field(default=PRESSURE_MODEL, static=True)
     chambers: ChamberParameters = eqx.field(default=ChamberParameters(), static=True)
     slow_steps: int = eqx.field(default=4, static=True)
@@ -112,28 +100,9 @@ class ExcavatorPressure(AbstractPlant):
     fast_steps: int = eqx.field(default=5, static=True)
     """Per slow step: pressures and motion."""
 
-    @property
-    def period_s(self) -> float:
-        """0.04 s."""
-        return PERIOD_S
-
-    @property
-    def num_commands(self) -> int:
-        """Boom, dipper, telescope, pitch."""
-        return 4
-
-    @property
-    def num_measured(self) -> int:
-        """Four positions, four velocities."""
-        return 8
-
-    def with_payload(self, kg: float | Float[Array, ""]) -> Self:
-        """The same machine with `kg` at the tool; nothing is recompiled."""
-        return eqx.tree_at(lambda plant: plant.payload_kg, self, jnp.asarray(kg, self.payload_kg.dtype))
-
     def reset(self, position: Float[Array, "4"]) -> PressureState:
         """At rest at `position` (moved inside the end stops), spools centred, pressures carrying the weight."""
-        q = jnp.clip(jnp.asarray(position, float), jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH))
+        q = self._inside(position)
         force = gravity_torque(q, self.payload_kg) / moment_arms(q)
         bore, rod = rest_pressures(force, self.parameters, self.chambers)
         bore, rod, zero = bore / BAR, rod / BAR, jnp.zeros_like(q)
@@ -149,12 +118,11 @@ class ExcavatorPressure(AbstractPlant):
             [delayed_command(commands, i * dt, (i + 1) * dt, self.parameters) for i in range(self.slow_steps)]
         )
         state, _ = jax.lax.scan(lambda s, u: (self._slow_step(s, u, dt), None), state, seen)
-        warming = self.warming_rate * (self.working_oil_c - state.oil_temperature_c)
-        oil = state.oil_temperature_c + PERIOD_S * warming
+        oil = self._warmer(state.oil_temperature_c)
         return state._replace(memory=commands[:MEMORY], oil_temperature_c=oil)
 
     def advance(self, state: PressureState, command: Float[Array, "4"], dt: float) -> PressureState:
-        """A short time `dt` with `command` at the valves: no dead time, no drift. For looking at the modes."""
+        """A short time `dt`; see `AbstractExcavator.advance`."""
         state = state._replace(spool=advance_spool(state.spool, command, dt, self.parameters))
         return self._fast_step(state, self._held(state), dt)
 
@@ -254,13 +222,6 @@ class ExcavatorPressure(AbstractPlant):
             bore_hose=bore_hose / BAR,
             rod_hose=rod_hose / BAR,
         )
-
-    def measure(self, state: PressureState, *, key: PRNGKeyArray) -> Float[Array, "8"]:
-        """[q, dq] in rad, m, rad/s, m/s."""
-        noise = jax.random.normal(key, (2, 4), state.position.dtype)
-        position = state.position + self.position_noise * noise[0]
-        velocity = state.velocity + self.velocity_noise * noise[1]
-        return jnp.concatenate([position, velocity])
 
 
 def _chamber(pressure, hose, flow, slope, stiffness, conductance, hose_s, dt, c):

@@ -1,0 +1,78 @@
+"""What the two fidelities have in common: interface, payload, oil temperature, sensors."""
+
+from abc import abstractmethod
+from typing import Any, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from firsthand.plants.base import AbstractPlant
+from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW
+from firsthand.plants.excavator.parameters import PERIOD_S, ExcavatorParameters
+
+
+def _number(default: float) -> Any:
+    """An array field; always of one type, so that another value never means another compilation."""
+    return eqx.field(default=default, converter=lambda value: jnp.asarray(value, float))
+
+
+class AbstractExcavator(AbstractPlant):
+    """Menzi Muck M545 arm: four commands in [-1, 1], measured [q, dq] of four joints, 25 Hz.
+
+    Joints are boom, dipper, telescope, pitch. u > 0 raises the boom (its angle falls), folds the dipper in, extends the
+    telescope and curls the tool.
+    """
+
+    parameters: eqx.AbstractVar[ExcavatorParameters]
+    payload_kg: Float[Array, ""] = _number(0.0)
+    """Mass held by the tool. See `PAYLOADS`."""
+    oil_temperature_c: Float[Array, ""] = _number(50.0)
+    """At reset."""
+    working_oil_c: Float[Array, ""] = _number(75.0)
+    """Where the oil temperature drifts to."""
+    warming_rate: Float[Array, ""] = _number(0.0)
+    """How fast, 1/s: dT/dt = warming_rate · (working_oil_c - T). 0 is no drift; 1/900 a machine that warms up."""
+    position_noise: Float[Array, ""] = _number(0.0)
+    """Standard deviation of the measured positions, rad or m."""
+    velocity_noise: Float[Array, ""] = _number(0.0)
+    """Standard deviation of the measured velocities, rad/s or m/s."""
+
+    @property
+    def period_s(self) -> float:
+        """0.04 s."""
+        return PERIOD_S
+
+    @property
+    def num_commands(self) -> int:
+        """Boom, dipper, telescope, pitch."""
+        return 4
+
+    @property
+    def num_measured(self) -> int:
+        """Four positions, four velocities."""
+        return 8
+
+    @abstractmethod
+    def advance(self, state: Any, command: Float[Array, "4"], dt: float) -> Any:
+        """A short time `dt` with `command` at the valves: no dead time, no drift. For looking at the modes."""
+
+    def with_payload(self, kg: float | Float[Array, ""]) -> Self:
+        """The same machine with `kg` at the tool; nothing is recompiled."""
+        return eqx.tree_at(lambda plant: plant.payload_kg, self, jnp.asarray(kg, self.payload_kg.dtype))
+
+    def measure(self, state: Any, *, key: PRNGKeyArray) -> Float[Array, "8"]:
+        """[q, dq] in rad, m, rad/s, m/s."""
+        noise = jax.random.normal(key, (2, 4), state.position.dtype)
+        position = state.position + self.position_noise * noise[0]
+        velocity = state.velocity + self.velocity_noise * noise[1]
+        return jnp.concatenate([position, velocity])
+
+    def _inside(self, position: Float[Array, "4"]) -> Float[Array, "4"]:
+        """`position`, moved inside the end stops."""
+        return jnp.clip(jnp.asarray(position, float), jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH))
+
+    def _warmer(self, temperature_c: Float[Array, ""]) -> Float[Array, ""]:
+        """The oil temperature one control period later."""
+        return temperature_c + PERIOD_S * self.warming_rate * (self.working_oil_c - temperature_c)

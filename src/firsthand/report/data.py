@@ -1,0 +1,169 @@
+"""What the figures draw, as plain arrays: taken from a run once, so that the figures know no files and no robots."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard.kinematics import tracked_output
+
+from ..evaluation import tracking_metrics
+from ..robots import EpisodeRecord
+
+NEWEST_EPISODES = 10
+"""Over so many episodes the running mean and the error of the last episodes are taken."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The metrics of one run, by column. Several of them can be drawn into one figure."""
+
+    label: str
+    """What the run is called in a legend."""
+    columns: Mapping[str, np.ndarray]
+    """A field of metrics.jsonl per entry, `(episodes,)`; NaN where it was null or is missing."""
+
+    @staticmethod
+    def of(label: str, rows: Sequence[Mapping[str, Any]]) -> "History":
+        """The history from the lines of metrics.jsonl."""
+        names = {name: None for row in rows for name in row}  # a dict, because it keeps the order
+        return History(label, {name: np.asarray([_number(row.get(name)) for row in rows]) for name in names})
+
+    def __len__(self) -> int:
+        return len(self.columns["episode"]) if "episode" in self.columns else 0
+
+    def column(self, name: str) -> np.ndarray:
+        """One field of all episodes, `(episodes,)`; NaN where it is not known."""
+        return self.columns.get(name, np.full(len(self), np.nan))
+
+    def last(self, name: str) -> float:
+        """The newest value of a field; NaN when there is none."""
+        return float(self.column(name)[-1]) if len(self) else float("nan")
+
+    def recent(self, name: str) -> float:
+        """The mean of a field over the last episodes."""
+        return finite_mean(self.column(name)[-NEWEST_EPISODES:])
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def finite_mean(values: np.ndarray) -> float:
+    """The mean of what is finite; NaN when nothing is."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else float("nan")
+
+
+def running_mean(values: np.ndarray, window: int = NEWEST_EPISODES) -> np.ndarray:
+    """At each episode the mean of it and those before it, `window` at most; what is not finite is left out."""
+    return np.asarray([finite_mean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))])
+
+
+@dataclass(frozen=True)
+class PathPanel:
+    """Paths against their references, for one panel."""
+
+    title: str
+    """What was followed, and by whom."""
+    pairs: tuple[tuple[np.ndarray, np.ndarray], ...]
+    """(reference, path) per trajectory, each `(steps, 2)`; NaN where a step did not happen."""
+    error_m: float
+    """Mean tracking error."""
+
+    @staticmethod
+    def of(title: str, spec: ControlSpec, record: EpisodeRecord) -> "PathPanel":
+        """The panel of one record. A tracked output with one entry is drawn over time."""
+        steps = record.commands.shape[1]
+        output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
+        reference = record.references[:, :steps].astype(np.float64)
+        if spec.num_outputs == 1:
+            time = np.broadcast_to(spec.period_s * np.arange(steps)[:, None], output.shape)
+            output, reference = (np.concatenate([time, values], axis=-1) for values in (output, reference))
+        output = np.where(record.valid[..., None], output[..., :2], np.nan)
+        pairs = tuple(zip(reference[..., :2], output, strict=True))
+        return PathPanel(title, pairs, _mean_error(spec, record))
+
+
+def _mean_error(spec: ControlSpec, record: EpisodeRecord) -> float:
+    return tracking_metrics(spec, (record,)).mean_error_m if record.valid.any() else float("nan")
+
+
+@dataclass(frozen=True)
+class PathAxes:
+    """What the axes of a path panel are."""
+
+    labels: tuple[str, str]
+    """Of the horizontal and the vertical axis."""
+    equal: bool
+    """Whether both are lengths and must have one scale."""
+
+    @staticmethod
+    def of(spec: ControlSpec) -> "PathAxes":
+        """x and z for an arm in the vertical plane, otherwise what is measured; one output is drawn over time."""
+        if isinstance(spec.kinematics, PlanarChain):
+            return PathAxes(("x (m)", "z (m)"), equal=True)
+        names = [spec.layout.measured[i] for i in spec.kinematics.indices]
+        if len(names) == 1:
+            return PathAxes(("time (s)", f"{names[0]} (m)"), equal=False)
+        return PathAxes((f"{names[0]} (m)", f"{names[1]} (m)"), equal=True)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One signal over time and the limits it must keep."""
+
+    name: str
+    """What it is, with its unit."""
+    values: np.ndarray
+    """`(steps,)`."""
+    low: float
+    """Lower limit."""
+    high: float
+    """Upper limit."""
+
+
+@dataclass(frozen=True)
+class TimeSeries:
+    """One trajectory over time."""
+
+    title: str
+    """What was followed."""
+    time: np.ndarray
+    """Seconds since the start, `(steps,)`."""
+    error_m: np.ndarray
+    """Tracking error, `(steps,)`."""
+    commands: tuple[Channel, ...]
+    """Per command channel."""
+    positions: tuple[Channel, ...]
+    """Per joint."""
+
+    @staticmethod
+    def of(title: str, spec: ControlSpec, record: EpisodeRecord) -> "TimeSeries":
+        """The first trajectory of a record."""
+        valid = record.valid[0]
+        steps, limits = int(valid.sum()), spec.limits
+        measured = record.measured[0, :steps].astype(np.float64)
+        error = np.linalg.norm(np.asarray(tracked_output(spec, measured)) - record.references[0, :steps], axis=-1)
+        return TimeSeries(
+            title=title,
+            time=spec.period_s * np.arange(steps),
+            error_m=error,
+            commands=tuple(
+                Channel(name, record.commands[0, :steps, i], limits.command_low[i], limits.command_high[i])
+                for i, name in enumerate(spec.layout.commands)
+            ),
+            positions=tuple(
+                Channel(_position_name(spec, i), measured[:, entry], limits.position_low[i], limits.position_high[i])
+                for i, entry in enumerate(spec.layout.position)
+            ),
+        )
+
+
+def _position_name(spec: ControlSpec, i: int) -> str:
+    name = spec.layout.measured[spec.layout.position[i]].removesuffix(".position")
+    if not isinstance(spec.kinematics, PlanarChain):
+        return name
+    return f"{name} ({'rad' if spec.kinematics.joints[i].kind == 'revolute' else 'm'})"

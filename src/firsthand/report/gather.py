@@ -1,0 +1,123 @@
+"""Everything that the report of a run tells, read and computed once."""
+
+import dataclasses
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..evaluation import Evaluation, evaluate
+from ..models import Policy
+from ..training.presets import PRESETS
+from ..training.restore import RestoredRun
+from .data import History, PathPanel, TimeSeries
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What the report of one run shows."""
+
+    restored: RestoredRun
+    """The run."""
+    history: History
+    """Its metrics."""
+    evaluation: Evaluation
+    """The newest policy on the references that the learner never saw."""
+    shapes: tuple[tuple[PathPanel, ...], ...]
+    """A row per evaluation reference: followed by an early, a middle and the newest policy."""
+    episodes: tuple[PathPanel, ...]
+    """The trajectories of the first, a middle and the last episode."""
+    series: TimeSeries
+    """The newest policy on the first evaluation reference."""
+    oracle: dict[str, Any] | None
+    """What is best possible, where it is known."""
+
+    @property
+    def step_bound(self) -> float:
+        """η/(2√ε), which no policy step exceeds."""
+        hyper = self.restored.config.hyper
+        return hyper.eta / (2 * math.sqrt(hyper.epsilon))
+
+    @property
+    def trust_region(self) -> bool:
+        """Whether several policy steps per episode are taken, inside a trust region."""
+        hyper = self.restored.config.hyper
+        return hyper.policy_steps > 1 or hyper.imagined > 0
+
+    @property
+    def shape_names(self) -> str:
+        """circle, square and line."""
+        names = [reference.name for reference in self.evaluation.references]
+        return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def gather(path: Path) -> RunReport:
+    """Read a run, finished or still being written, and evaluate three of its policies."""
+    restored = RestoredRun.open(path)
+    rows = restored.metrics()
+    # The writer stores the episode first and its metrics second; the newest may be half there.
+    known = {row["episode"] for row in rows}
+    stored = [episode for episode in restored.episodes() if episode in known]
+    if not stored:
+        raise UserError(f"{path} has no finished episode yet, so there is nothing to report.")
+    chosen = first_middle_last(stored)
+    robot, spec = restored.robot(), restored.task.spec
+    policies = [(f"episode {episode}", restored.policy(episode)) for episode in chosen[:2]]
+    evaluations = [(name, evaluate(robot, policy)) for name, policy in [*policies, newest(restored, stored[-1])]]
+    evaluation = evaluations[-1][1]
+    shapes = tuple(
+        tuple(PathPanel.of(f"{ref.name}, {name}", spec, result.records[i]) for name, result in evaluations)
+        for i, ref in enumerate(evaluation.references)
+    )
+    return RunReport(
+        restored=restored,
+        history=History.of(restored.config.robot, rows),
+        evaluation=evaluation,
+        shapes=shapes,
+        episodes=tuple(PathPanel.of(f"episode {k}", spec, restored.record(k)) for k in chosen),
+        series=TimeSeries.of(evaluation.references[0].name, spec, evaluation.records[0]),
+        oracle=_oracle(restored),
+    )
+
+
+def first_middle_last(episodes: list[int]) -> list[int]:
+    """At most three different ones."""
+    return sorted({episodes[0], episodes[len(episodes) // 2], episodes[-1]})
+
+
+def newest(restored: RestoredRun, last: int) -> tuple[str, Policy]:
+    """The result of the last update, or, when the run was stopped before its first checkpoint, what ran last."""
+    if restored.folder.checkpoints():
+        return "newest", restored.policy()
+    return f"episode {last}", restored.policy(last)
+
+
+def _oracle(restored: RestoredRun) -> dict[str, Any] | None:
+    """From the cache only: a report must not train for minutes."""
+    from ..cli.results import oracle_of
+
+    return oracle_of(restored, compute=False)
+
+
+def reproduction(restored: RestoredRun) -> tuple[str, list[str]]:
+    """The command that makes the same run, and the settings it cannot express (they were changed from Python)."""
+    from ..cli.train import Train
+
+    config = restored.config
+    words = ["firsthand", "train", config.robot, "--preset", config.preset]
+    words += ["--episodes", str(config.episodes), "--seed", str(config.seed)]
+    if config.payload_kg:
+        words += ["--payload", str(config.payload_kg)]
+    options = {field.name for field in dataclasses.fields(Train)}
+    preset = dataclasses.asdict(PRESETS[config.preset]) if config.preset in PRESETS else {}
+    others = []
+    for name, value in dataclasses.asdict(config.hyper).items():
+        if preset.get(name) == value:
+            continue
+        if name in options:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        else:
+            others.append(f"{name} = {value}")
+    return shlex.join(words), others

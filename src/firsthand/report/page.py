@@ -1,0 +1,276 @@
+"""The HTML page: one file with everything in it, no script, nothing loaded from elsewhere. All text is escaped here."""
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from ..cli.results import PAPER
+from ..evaluation import TrackingMetrics
+from ..training.display import duration
+from .data import NEWEST_EPISODES, finite_mean
+from .gather import RunReport, reproduction
+
+UNKNOWN = "–"
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A number for people; a dash for what is not known, powers of ten for what is huge or tiny."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if value != 0 and not 0.5 * 10.0**-digits <= abs(value) < 1e6:
+        return f"{value:.2e}"
+    return f"{value:.{digits}f}"
+
+
+def centimetres(metres: float) -> str:
+    """A length in cm with about three digits."""
+    value = 100 * metres
+    return number(value, 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0)
+
+
+def render(report: RunReport, images: Mapping[str, bytes]) -> str:
+    """The whole page. `images` are the figures as SVG, by name."""
+    config = report.restored.config
+    title = f"{config.robot}, preset {config.preset}, seed {config.seed}"
+    css = resources.files(__package__).joinpath("page.css").read_text("utf-8")
+    sections = (
+        _head(report, title),
+        _learning(report, images),
+        _shapes(report, images),
+        _episodes(report, images),
+        _series(report, images),
+        _table(report),
+        _health(report, images),
+        _configuration(report),
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
+        + "\n".join(sections)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _image(images: Mapping[str, bytes], name: str, alternative: str, caption: str, *, scroll: bool = False) -> str:
+    """A figure. On a phone, one that would become too small to read is scrolled sideways instead."""
+    data = base64.b64encode(images[name]).decode("ascii")
+    return (
+        f'<figure>\n<div class="wide{" scroll" if scroll else ""}">'
+        f'<img alt="{escape(alternative)}" src="data:image/svg+xml;base64,{data}"></div>\n'
+        f"<figcaption>{escape(caption)}</figcaption>\n</figure>"
+    )
+
+
+def _head(report: RunReport, title: str) -> str:
+    history, config = report.history, report.restored.config
+    done, robot_time = len(history), history.last("robot_time_s")
+    episodes = f"{done} of {config.episodes} episodes" if done < config.episodes else f"{done} episodes"
+    facts = [
+        episodes,
+        f"{duration(robot_time)} of robot time" if math.isfinite(robot_time) else "robot time not known",
+        f"started {_date(report.restored.folder.provenance.get('started_utc'))}",
+    ]
+    if config.payload_kg:
+        facts.insert(0, f"payload {config.payload_kg:g} kg")
+    count = min(NEWEST_EPISODES, done)
+    spread = "the only episode" if done == 1 else f"mean of the last {count} episodes"
+    boxes = (
+        (f"{centimetres(history.recent('tracking_error_m'))} cm", f"tracking error on random references, {spread}"),
+        (
+            f"{centimetres(report.evaluation.overall.mean_error_m)} cm",
+            f"tracking error on {report.shape_names}, which the learner never saw, with the newest policy",
+        ),
+        (duration(robot_time) if math.isfinite(robot_time) else UNKNOWN, "robot time used"),
+    )
+    cells = "\n".join(f"<div><strong>{escape(big)}</strong><span>{escape(small)}</span></div>" for big, small in boxes)
+    return (
+        f"<h1>{escape(title)}</h1>\n"
+        f'<p class="facts">{escape(" · ".join(facts))}</p>\n<div class="numbers">\n{cells}\n</div>'
+    )
+
+
+def _date(started: Any) -> str:
+    """2026-05-04 13:30 UTC, from the ISO time that provenance holds; whatever else it holds is shown as it is."""
+    if not isinstance(started, str):
+        return "at an unknown time"
+    return started[:16].replace("T", " ") + " UTC" if started.endswith("+00:00") else started
+
+
+def _learning(report: RunReport, images: Mapping[str, bytes]) -> str:
+    history = report.history
+    error = history.column("tracking_error_m")
+    best = int(np.nanargmin(error)) if np.isfinite(error).any() else None
+    text = (
+        f"The tracking error was {centimetres(float(error[0]))} cm in the first episode and "
+        f"{centimetres(float(error[-1]))} cm in the last."
+    )
+    if best is not None:
+        text += f" The best was {centimetres(float(error[best]))} cm, in episode {history.column('episode')[best]:.0f}."
+    if report.oracle is not None:
+        text += (
+            f" The oracle, the same policy class trained with the simulated robot's true gradients, reaches "
+            f"{centimetres(report.oracle['random_error_m'])} cm."
+        )
+    caption = (
+        "Mean distance from the reference, mean squared distance (the controller loss), and the model's one-step "
+        "loss, where 1 is a model that predicts no change. Triangles at the lower edge are zeros, crosses at the "
+        "upper edge values that are not finite."
+    )
+    image = _image(images, "learning", f"Learning curves. {text}", caption)
+    return f"<h2>Learning</h2>\n<p>{escape(text)}</p>\n{image}"
+
+
+def _panels(rows: Sequence[Sequence[Any]]) -> str:
+    return "; ".join(f"{panel.title}: {centimetres(panel.error_m)} cm" for row in rows for panel in row)
+
+
+def _shapes(report: RunReport, images: Mapping[str, bytes]) -> str:
+    heading = report.shape_names[:1].upper() + report.shape_names[1:]
+    caption = (
+        "“Episode 1” is the policy that ran episode 1; “newest” is the result of the last update. The robot starts "
+        "at rest at the dot."
+    )
+    image = _image(images, "shapes", f"Paths and references. {_panels(report.shapes)}.", caption, scroll=True)
+    speed = report.restored.task.evaluation_speed
+    return (
+        f"<h2>{escape(heading)}</h2>\n<p>References that the learner never trained on, travelled at "
+        f"{100 * speed:.0f} cm/s.</p>\n{image}"
+    )
+
+
+def _episodes(report: RunReport, images: Mapping[str, bytes]) -> str:
+    trajectories = len(report.episodes[-1].pairs)
+    caption = f"Each episode is {trajectories} trajectories in a chain: each starts where the last one ended."
+    alternative = f"Paths and references. {_panels([report.episodes])}."
+    return f"<h2>Random references</h2>\n{_image(images, 'episodes', alternative, caption, scroll=True)}"
+
+
+def _series(report: RunReport, images: Mapping[str, bytes]) -> str:
+    name, metrics = report.series.title, report.evaluation.metrics[0]
+    text = (
+        f"On the {name} the newest policy is {centimetres(metrics.mean_error_m)} cm off on average and "
+        f"{centimetres(metrics.max_error_m)} cm at most."
+    )
+    caption = "Commands as applied, and joint positions as measured; dashed lines are their limits."
+    image = _image(images, "time", f"Time series. {text}", caption, scroll=True)
+    return f"<h2>The newest policy over time</h2>\n<p>{escape(text)}</p>\n{image}"
+
+
+def _table(report: RunReport) -> str:
+    evaluation = report.evaluation
+    columns: list[tuple[str, str, Sequence[str]]] = [
+        (reference.name, "", _measures(metrics))
+        for reference, metrics in zip(evaluation.references, evaluation.metrics, strict=True)
+    ]
+    columns.append(("together", "together", _measures(evaluation.overall)))
+    if report.restored.config.robot.startswith("excavator"):
+        for name, (v_avg, v_max, mean, largest, rho) in PAPER.items():
+            cells = [number(100 * v_avg, 1), number(100 * v_max, 1), number(100 * mean, 2), number(100 * largest, 1)]
+            columns.append((name, "paper", (*cells, number(rho, 2), "", "")))
+    labels = (
+        "mean speed v avg (cm/s)",
+        "highest speed v max (cm/s)",
+        "mean error (cm)",
+        "largest error (cm)",
+        "ρ = largest error / v max (s)",
+        "change of command |Δu|",
+        "steps at a joint limit",
+    )
+    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind, _ in columns)
+    body = "\n".join(
+        f"<tr><td>{escape(label)}</td>"
+        + "".join(f'<td class="{kind}">{escape(cells[i])}</td>' for _, kind, cells in columns)
+        + "</tr>"
+        for i, label in enumerate(labels)
+    )
+    notes = ["Speeds are the reference's own, so that chatter cannot make ρ look better."]
+    if any(kind == "paper" for _, kind, _ in columns):
+        notes.append("Grey columns are table 1 of the paper; they were measured on a real machine.")
+    if report.oracle is not None:
+        notes.append(f"The oracle reaches {centimetres(report.oracle['shapes_error_m'])} cm together.")
+    warning = ""
+    if report.oracle is not None and evaluation.overall.mean_error_m < report.oracle["shapes_error_m"]:
+        warning = (
+            '<p class="warning">The policy is better than the oracle: the oracle has failed (its budget was too '
+            "small); do not read this as a triumph.</p>\n"
+        )
+    return (
+        "<h2>The metrics of the paper’s table 1</h2>\n"
+        f'{warning}<div class="wide result"><table>\n<thead><tr><th></th>{head}</tr></thead>\n<tbody>\n{body}\n'
+        f"</tbody></table></div>\n<p>{escape(' '.join(notes))}</p>"
+    )
+
+
+def _measures(metrics: TrackingMetrics) -> tuple[str, ...]:
+    return (
+        number(100 * metrics.mean_speed_m_s, 1),
+        number(100 * metrics.max_speed_m_s, 1),
+        number(100 * metrics.mean_error_m, 2),
+        number(100 * metrics.max_error_m, 1),
+        number(metrics.rho_s, 3),
+        number(metrics.command_change, 4),
+        str(metrics.limit_hits),
+    )
+
+
+def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
+    history, task, hyper = report.history, report.restored.task, report.restored.config.hyper
+    step = history.column("step_norm")
+    largest = float(np.nanmax(step)) if np.isfinite(step).any() else float("nan")
+    refused = history.last("refused_updates")
+    update, total = finite_mean(history.column("update_time_s")), task.trajectories * task.steps
+    rows = (
+        ("refused updates", f"{number(refused, 0)} in {len(history)} episodes"),
+        (
+            "policy steps taken",
+            f"{number(finite_mean(history.column('policy_steps')), 1)} per episode, of at most {hyper.policy_steps}",
+        ),
+        ("largest step norm", f"{number(largest, 3)}, of at most η/(2√ε) = {number(report.step_bound, 3)}"),
+        ("at a joint limit", f"{number(history.last('limit_hits'), 0)} of {total} steps in the last episode"),
+        (
+            "computing",
+            f"{number(update, 1)} s per episode, {number(100 * update / task.episode_s, 0)} % of the robot’s time",
+        ),
+    )
+    if report.trust_region:
+        radius = f"{number(history.last('radius'), 3)} now, of at most {hyper.radius_most:g}"
+        rows = (*rows, ("trust-region radius", radius))
+    cells = "\n".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    caption = (
+        "An update is refused when the model or the gradient is not finite or a bound is broken; then the old policy "
+        "stays. The first episode’s computing time includes compilation."
+    )
+    image = _image(images, "health", "Gradient and step norms, refused updates, limits, time.", caption, scroll=True)
+    return f'<h2>Health</h2>\n<div class="wide list"><table><tbody>\n{cells}\n</tbody></table></div>\n{image}'
+
+
+def _configuration(report: RunReport) -> str:
+    restored = report.restored
+    command, others = reproduction(restored)
+    provenance = restored.folder.provenance
+    note = ""
+    if others:
+        note = f"<p>{escape('These were set from Python and have no option: ' + ', '.join(others) + '.')}</p>\n"
+    git = provenance.get("git")
+    if isinstance(git, dict) and git.get("commit"):
+        dirty = ", with uncommitted changes" if git.get("dirty") else ""
+        note += f"<p>Code: commit <code>{escape(str(git['commit']))}</code>{dirty}.</p>\n"
+
+    def block(name: str, value: Any) -> str:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        return f"<details>\n<summary>{name}</summary>\n<pre>{escape(text)}</pre>\n</details>"
+
+    config = dict(restored.folder.config)
+    control_spec = config.pop("control_spec", None)
+    return (
+        "<h2>Configuration and provenance</h2>\n<p>This command makes the same run:</p>\n"
+        f"<pre>{escape(command)}</pre>\n{note}{block('Configuration', config)}\n"
+        f"{block('Control specification', control_spec)}\n{block('Provenance', provenance)}"
+    )

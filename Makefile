@@ -6,7 +6,8 @@ EPISODES ?= 40
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DEV_READY := $(VENV)/.ready-dev
+TEST_READY := $(VENV)/.ready-test
+LINT_READY := $(VENV)/.ready-lint
 
 .PHONY: train test lint format bench clean help
 
@@ -19,19 +20,19 @@ help:
 train: $(READY)
 	$(BIN)/firsthand train excavator --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume,--episodes $(EPISODES))
 
-test: $(DEV_READY)
+test: $(TEST_READY)
 	$(BIN)/python -m pytest -n 2
 
-lint: $(DEV_READY)
+lint: $(LINT_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-format: $(DEV_READY)
+format: $(LINT_READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(DEV_READY)
+bench: $(READY)
 	$(BIN)/python benchmarks/excavator_speed.py
 	$(BIN)/python benchmarks/update_cost.py
 
@@ -46,6 +47,10 @@ $(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml constraints.t
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e .
 	@touch $@
 
-$(DEV_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[dev]'
+$(TEST_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[test]'
+	@touch $@
+
+$(LINT_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[lint]'
 	@touch $@

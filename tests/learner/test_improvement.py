@@ -18,6 +18,7 @@ from firsthand.plants.linear_quadratic import LinearSystem, augmented_system, so
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 from firsthand.robots.base import preview_indices
 from firsthand.robots.simulated import SimulatedRobot
+from firsthand.tasks.cost import TrackingCost
 from firsthand.training.data import as_rollout
 from firsthand_onboard.references import build_reference
 
@@ -83,6 +84,12 @@ def displaced(task, count: int, seed: int):
     return np.stack(starts), np.stack(references)
 
 
+cost_of = eqx.filter_jit(mean_cost)
+residuals_of = eqx.filter_jit(residuals)
+random_policy = eqx.filter_jit(Policy.random)
+random_dynamics = eqx.filter_jit(Dynamics.random)
+
+
 @eqx.filter_jit
 def roll_out(policy, dynamics, starts, previews, missed=None) -> Rollout:
     missed = jnp.zeros((*previews.shape[:2], starts.shape[-1])) if missed is None else missed
@@ -110,6 +117,7 @@ def best_cost(system, starts, references) -> float:
 
 
 HYPER = Hyperparameters(discount=1.0, policy_steps=40)
+MODEL_HYPER = Hyperparameters(model_steps=500, model_rate=3e-3, model_batch=64, model_hidden=(16,))
 
 
 @pytest.mark.parametrize("plant", [ScalarPlant(), DelayedDoubleIntegrator(gain=2.0, delay=2)], ids=["scalar", "delayed"])
@@ -118,16 +126,16 @@ def test_with_a_true_model_the_policy_approaches_the_known_optimum(plant, reques
     task = request.getfixturevalue("scalar_task" if isinstance(plant, ScalarPlant) else "delayed_task")
     system = augmented_system(plant, task.spec.layout.command_memory)
     model = true_model(system, task.spec)
-    policy = Policy.random(task.spec, key=jax.random.key(0))
+    policy = random_policy(task.spec, key=jax.random.key(0))
     rollout, starts, references = measured_rollout(policy, model, task)
     optimum = best_cost(system, starts, references)
-    assert float(mean_cost(task.cost, rollout)) > 4.0 * optimum
+    assert float(cost_of(task.cost, rollout)) > 4.0 * optimum
     for _ in range(4):
         policy, report = improve_policy(policy, model, task.cost, rollout, None, 10.0, HYPER)
         assert report.step.accepted
         rollout = roll_out(policy, model, rollout.states[:, 0], rollout.previews)
         # The model is the plant, so the prediction comes true.
-        reached = float(mean_cost(task.cost, rollout))
+        reached = float(cost_of(task.cost, rollout))
         assert reached == pytest.approx(float(report.predicted_cost), rel=1e-4)
     assert optimum * (1 - 1e-4) <= reached <= 1.02 * optimum
 
@@ -137,18 +145,11 @@ def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_
     """From random weights; the optimum is that of each episode's own starts and references. It starts 1000 times above."""
     task, plant = scalar_task, ScalarPlant()
     spec, system = task.spec, augmented_system(plant, 1)
-    hyper = Hyperparameters(
-        discount=1.0,
-        policy_steps=policy_steps,
-        model_steps=500,
-        model_rate=3e-3,
-        model_batch=64,
-        model_hidden=(16,),
-    )
+    hyper = Hyperparameters(discount=1.0, policy_steps=policy_steps)
     robot = SimulatedRobot(plant, task, seed=0)
-    policy = Policy.random(spec, key=jax.random.key(0), last_gain=0.3)
-    dynamics = Dynamics.random(spec, hyper.model_hidden, key=jax.random.key(1))
-    optimizer = initial_optimizer(dynamics, hyper)
+    policy = random_policy(spec, key=jax.random.key(0), last_gain=0.3)
+    dynamics = random_dynamics(spec, MODEL_HYPER.model_hidden, key=jax.random.key(1))
+    optimizer = initial_optimizer(dynamics, MODEL_HYPER)
     buffer = Buffer.empty(4096, spec.layout.size, 1, 1)
     rng = np.random.default_rng(0)
     ratios = []
@@ -156,7 +157,7 @@ def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_
         record = robot.run_episode(policy, task.sample_goals(rng, robot.measured(), task.trajectories))
         rollout = as_rollout(spec, record)
         buffer = append(buffer, rollout)
-        dynamics, optimizer, model = learn_model(dynamics, optimizer, buffer, hyper, key=jax.random.key(episode))
+        dynamics, optimizer, model = learn_model(dynamics, optimizer, buffer, MODEL_HYPER, key=jax.random.key(episode))
         policy, report = improve_policy(policy, dynamics, task.cost, rollout, None, 0.5, hyper)
         assert model.accepted
         assert report.step.accepted
@@ -167,13 +168,11 @@ def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_
 
 
 @pytest.fixture(scope="module")
-def toy(toy_spec, make_probe_task):
+def toy(toy_spec):
     """A small policy, a wrong model, and trajectories that another plant made under this very policy."""
-    from firsthand.tasks.cost import TrackingCost
-
     with jax.enable_x64(True):
-        policy = Policy.random(toy_spec, key=jax.random.key(0), last_gain=0.5)
-        plant, model = (Dynamics.random(toy_spec, (5,), key=jax.random.key(seed)) for seed in (1, 2))
+        policy = random_policy(toy_spec, key=jax.random.key(0), last_gain=0.5)
+        plant, model = (random_dynamics(toy_spec, (5,), key=jax.random.key(seed)) for seed in (1, 2))
         rng = np.random.default_rng(0)
         starts = jnp.asarray(rng.normal(size=(3, toy_spec.layout.size)))
         previews = jnp.asarray(rng.normal(size=(3, 6, 3, 2)))
@@ -185,10 +184,13 @@ def leaves(policy):
     return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(policy)])
 
 
+ONCE = Hyperparameters(policy_steps=1, discount=0.9, eta=0.3, alpha=0.02, epsilon=0.1, cg_tolerance=1e-4)
+SEVERAL = Hyperparameters(policy_steps=5, discount=1.0)
+
+
 def test_one_step_is_the_gradient_and_the_step(float64, toy):
     policy, model, cost, rollout = toy
-    hyper = Hyperparameters(policy_steps=1, discount=0.9, eta=0.3, alpha=0.02, epsilon=0.1, cg_tolerance=1e-4)
-    new, report = improve_policy(policy, model, cost, rollout, None, 0.1, hyper)
+    new, report = improve_policy(policy, model, cost, rollout, None, 0.1, ONCE)
 
     @eqx.filter_jit
     def by_hand():
@@ -201,13 +203,13 @@ def test_one_step_is_the_gradient_and_the_step(float64, toy):
     assert np.linalg.norm(leaves(new) - leaves(policy)) > 1e-3
     np.testing.assert_allclose(leaves(new), leaves(expected), rtol=1e-10)
     np.testing.assert_allclose(report.step.gradient_norm, step.gradient_norm, rtol=1e-10)
-    np.testing.assert_allclose(report.cost, mean_cost(cost, rollout), rtol=1e-12)
+    np.testing.assert_allclose(report.cost, cost_of(cost, rollout), rtol=1e-12)
 
 
 def test_with_its_residuals_the_model_repeats_what_was_measured(float64, toy):
     """The anchor: however wrong the model, at the policy that made the data it is exact, to rounding."""
     policy, model, _, rollout = toy
-    missed = eqx.filter_jit(residuals)(model, rollout)
+    missed = residuals_of(model, rollout)
     assert np.max(np.abs(missed)) > 0.05
     again = roll_out(policy, model, rollout.states[:, 0], rollout.previews, missed)
     np.testing.assert_allclose(again.states, rollout.states, rtol=1e-10, atol=1e-12)
@@ -220,12 +222,9 @@ def test_padding_has_no_residual(float64, toy):
     _, model, _, rollout = toy
     valid = np.array(rollout.valid)
     valid[1, 2:] = False
-    missed = np.asarray(residuals(model, eqx.tree_at(lambda r: r.valid, rollout, jnp.asarray(valid))))
+    missed = np.asarray(residuals_of(model, eqx.tree_at(lambda r: r.valid, rollout, jnp.asarray(valid))))
     np.testing.assert_array_equal(missed[1, 2:], 0.0)
     assert np.all(np.any(missed[1, :2] != 0, axis=-1))
-
-
-SEVERAL = Hyperparameters(policy_steps=5, discount=1.0)
 
 
 def test_several_steps_begin_at_the_measured_trajectories(float64, toy):
@@ -233,7 +232,7 @@ def test_several_steps_begin_at_the_measured_trajectories(float64, toy):
     policy, model, cost, rollout = toy
     new, report = improve_policy(policy, model, cost, rollout, None, 1e-9, SEVERAL)
     np.testing.assert_allclose(report.predicted_cost, report.cost, rtol=1e-9)
-    np.testing.assert_allclose(report.cost, mean_cost(cost, rollout), rtol=1e-12)
+    np.testing.assert_allclose(report.cost, cost_of(cost, rollout), rtol=1e-12)
     assert report.deviation <= 1e-9
     np.testing.assert_allclose(leaves(new), leaves(policy), atol=1e-8)
 
@@ -243,11 +242,11 @@ def test_several_steps_keep_their_word(float64, toy, radius):
     """Predicted cost and deviation are what an independent rollout of the new policy says, and inside the radius."""
     policy, model, cost, rollout = toy
     new, report = improve_policy(policy, model, cost, rollout, None, radius, SEVERAL)
-    missed = eqx.filter_jit(residuals)(model, rollout)
+    missed = residuals_of(model, rollout)
     after = roll_out(new, model, rollout.states[:, 0], rollout.previews, missed)
     assert 1 <= int(report.steps_taken) <= 5
     assert report.step.accepted
-    np.testing.assert_allclose(report.predicted_cost, mean_cost(cost, after), rtol=1e-9)
+    np.testing.assert_allclose(report.predicted_cost, cost_of(cost, after), rtol=1e-9)
     deviation = np.sqrt(np.mean(np.square(np.asarray(after.commands) - np.asarray(rollout.commands))))
     np.testing.assert_allclose(report.deviation, deviation, rtol=1e-9)
     assert 0 < deviation <= radius
@@ -260,13 +259,14 @@ def test_several_steps_begin_at_the_measured_trajectories_also_where_a_gate_was_
     policy, model, cost, rollout = toy
     free = np.array(rollout.free)
     free[0, 2, 0] = free[1, 1, 1] = False
-    plant = Dynamics.random(toy_spec, (5,), key=jax.random.key(1))
+    plant = random_dynamics(toy_spec, (5,), key=jax.random.key(1))
+    act, move = jax.jit(jax.vmap(policy)), jax.jit(jax.vmap(plant))
     states, commands = [np.asarray(rollout.states[:, 0])], []
     for k in range(free.shape[1]):
-        command = np.array(jax.vmap(policy)(jnp.asarray(states[-1]), rollout.previews[:, k]))
+        command = np.array(act(jnp.asarray(states[-1]), rollout.previews[:, k]))
         command[~free[:, k]] = 0.05  # what the gate allowed
         commands.append(command)
-        states.append(np.asarray(jax.vmap(plant)(jnp.asarray(states[-1]), jnp.asarray(command))))
+        states.append(np.asarray(move(jnp.asarray(states[-1]), jnp.asarray(command))))
     gated = Rollout(
         jnp.asarray(np.stack(states, axis=1)),
         jnp.asarray(np.stack(commands, axis=1)),
@@ -275,28 +275,26 @@ def test_several_steps_begin_at_the_measured_trajectories_also_where_a_gate_was_
         rollout.valid,
     )
     _, report = improve_policy(policy, model, cost, gated, None, 1e-9, SEVERAL)
-    np.testing.assert_allclose(report.predicted_cost, mean_cost(cost, gated), rtol=1e-9)
+    np.testing.assert_allclose(report.predicted_cost, cost_of(cost, gated), rtol=1e-9)
 
 
 def test_imagined_trajectories_count_like_measured_ones(float64, toy):
     """Imagined beside measured, the predicted cost is the mean over both; the imagined have no residual."""
     policy, model, cost, rollout = toy
     starts, previews = rollout.states[:2, 0] * 0.5, rollout.previews[1:] * 0.5
-    hyper = Hyperparameters(policy_steps=3, discount=1.0)
-    new, report = improve_policy(policy, model, cost, rollout, Imagined(starts, previews), 10.0, hyper)
-    missed = eqx.filter_jit(residuals)(model, rollout)
+    new, report = improve_policy(policy, model, cost, rollout, Imagined(starts, previews), 10.0, SEVERAL)
+    missed = residuals_of(model, rollout)
     measured = roll_out(new, model, rollout.states[:, 0], rollout.previews, missed)
     fresh = roll_out(new, model, starts, previews)
-    expected = (3 * float(mean_cost(cost, measured)) + 2 * float(mean_cost(cost, fresh))) / 5
+    expected = (3 * float(cost_of(cost, measured)) + 2 * float(cost_of(cost, fresh))) / 5
     np.testing.assert_allclose(report.predicted_cost, expected, rtol=1e-9)
-    np.testing.assert_allclose(report.cost, mean_cost(cost, rollout), rtol=1e-12)
+    np.testing.assert_allclose(report.cost, cost_of(cost, rollout), rtol=1e-12)
 
 
-@pytest.mark.parametrize("policy_steps", [1, 5])
-def test_a_model_that_is_not_finite_changes_nothing(float64, toy, policy_steps):
+@pytest.mark.parametrize("hyper", [ONCE, SEVERAL], ids=["one step", "several"])
+def test_a_model_that_is_not_finite_changes_nothing(float64, toy, hyper):
     policy, model, cost, rollout = toy
     broken = eqx.tree_at(lambda d: d.layers[0][1], model, jnp.asarray(np.full(5, np.nan)))
-    hyper = Hyperparameters(policy_steps=policy_steps, discount=1.0)
     new, report = improve_policy(policy, broken, cost, rollout, None, 10.0, hyper)
     assert not report.step.accepted
     np.testing.assert_array_equal(leaves(new), leaves(policy))
@@ -308,7 +306,7 @@ def test_the_improvement_compiles_once(scalar_task, compilations):
     model = true_model(system, scalar_task.spec)
     cases = []
     for seed in range(3):
-        policy = Policy.random(scalar_task.spec, key=jax.random.key(seed))
+        policy = random_policy(scalar_task.spec, key=jax.random.key(seed))
         cases.append((policy, measured_rollout(policy, model, scalar_task, seed=seed)[0], 0.1 * (seed + 1)))
     improve_policy(cases[0][0], model, scalar_task.cost, cases[0][1], None, cases[0][2], HYPER)
     with compilations() as compiled:

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
         prog="firsthand",
         description="Train a robot's controller on the robot itself.",
         args=arguments,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
     )
     _use_compilation_cache()
     try:
@@ -49,7 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def cache_folder() -> Path:
     """Where compiled programs and oracles are kept between runs: $XDG_CACHE_HOME/firsthand."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firsthand"
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    return (Path(chosen) if chosen else Path(os.path.expanduser("~")) / ".cache") / "firsthand"
 
 
 def _use_compilation_cache() -> None:

@@ -1,8 +1,9 @@
 """`firsthand characterize`."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import UserError, suggest
 
@@ -11,7 +12,7 @@ from ..errors import UserError, suggest
 class Characterize:
     """Print a simulated robot's responses beside the facts it was built to."""
 
-    robot: Positional[str]
+    robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
     """excavator (both fidelities), or excavator-pressure, excavator-flow for one of them."""
 
     def run(self) -> int:

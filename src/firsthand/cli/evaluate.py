@@ -1,46 +1,50 @@
 """`firsthand evaluate`."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import UserError
+
+SLOWEST, FASTEST = 0.01, 5.0
+"""Speeds in m/s that can be asked for. Slower than this a reference has more steps than memory."""
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """Follow the fixed references with a run's policy, and print the metrics of the paper's table 1."""
 
-    run_folder: Positional[Path]
+    run_folder: Annotated[Positional[Path], arg(metavar="RUN", help_behavior_hint="")]
     """Folder of the run."""
-    episode: int | None = None
+    episode: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
     """Take the policy that ran this episode (from 1); by default the newest policy."""
-    speed: float | None = None
+    speed: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """Speed along the references in m/s; by default the task's (0.5 for the excavator)."""
-    json: bool = False
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print one JSON object instead of a table."""
-    oracle: bool = False
+    oracle: Annotated[bool, arg(help_behavior_hint="")] = False
     """Compare with the oracle: the same policy class trained with the plant's true gradients (minutes, then cached)."""
 
     def run(self) -> int:
         """Evaluate and print."""
-        if self.speed is not None and not (math.isfinite(self.speed) and 0 < self.speed <= 5):
-            raise UserError(f"speed is {self.speed}, but must lie between 0 and 5 m/s.")
+        if self.speed is not None and not SLOWEST <= self.speed <= FASTEST:  # NaN is not inside either
+            raise UserError(f"speed is {self.speed}, but must lie between {SLOWEST} and {FASTEST} m/s.")
         from ..evaluation import evaluate
+        from ..runs import plain
         from ..training.restore import RestoredRun
-        from .results import oracle_of, print_evaluation
+        from .results import oracle_beside, oracle_of, print_evaluation
 
         restored = RestoredRun.open(self.run_folder)
         result = evaluate(restored.robot(), restored.policy(self.episode), speed=self.speed)
-        oracle = oracle_of(restored, compute=self.oracle, speed=self.speed)
+        oracle = oracle_beside(result, oracle_of(restored, compute=self.oracle, speed=self.speed))
         if self.json:
             data = result.as_dict()
             if oracle is not None:
                 data["oracle"] = oracle
-            print(json.dumps(data, indent=2, allow_nan=False))
+            print(json.dumps(plain.values(data, nonfinite="null"), indent=2, allow_nan=False))
         else:
             print_evaluation(restored, result, oracle)
         return 0

@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 
 @dataclass(frozen=True)
 class Report:
     """Write the HTML report of a run."""
 
-    run_folder: Positional[Path]
+    run_folder: Annotated[Positional[Path], arg(metavar="RUN", help_behavior_hint="")]
     """Folder of the run."""
 
     def run(self) -> int:

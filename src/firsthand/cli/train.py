@@ -1,48 +1,62 @@
 """`firsthand train`."""
 
+import dataclasses
+import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
+
+from ..errors import UserError
+
+# What is not given is None, so that resuming can tell; the help must not show that.
+_Text = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
+_Folder = Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")]
+_Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
+_Number = Annotated[float | None, arg(metavar="X", help_behavior_hint="")]
+_Switch = Annotated[bool, arg(help_behavior_hint="")]
+
+HYPERPARAMETERS = ("eta", "alpha", "epsilon", "discount", "policy_steps", "imagined", "model_steps", "model_rate")
+"""The learner's settings that can be given on the command line."""
 
 
 @dataclass(frozen=True)
 class Train:
     """Learn a controller on a robot, from random weights."""
 
-    robot: Positional[str]
+    robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
     """The robot: excavator, excavator-pressure."""
-    preset: str | None = None
+    preset: _Text = None
     """fast (several policy steps per episode, the default) or paper (the paper's algorithm)."""
-    episodes: int | None = None
+    episodes: _Whole = None
     """Episodes in all; by default 40 with the fast preset and 200 with the paper's."""
-    seed: int | None = None
+    seed: _Whole = None
     """Seed of everything random; by default 0."""
-    out: Path | None = None
-    """Folder of the run; by default runs/ROBOT-PRESET-seedS."""
-    resume: bool = False
+    out: _Folder = None
+    """Folder of the run; by default runs/ROBOT-PRESET-seedN."""
+    resume: _Switch = False
     """Continue the run in --out where it stopped; what is not given is taken from the run."""
-    payload: float | None = None
+    payload: _Number = None
     """Load at the tool in kg."""
-    no_report: bool = False
+    no_report: _Switch = False
     """Leave out the evaluation and the HTML report at the end."""
-    eta: float | None = None
+    eta: _Number = None
     """η, step size of the policy step."""
-    alpha: float | None = None
+    alpha: _Number = None
     """α, weight of the change of commands in the preconditioner."""
-    epsilon: float | None = None
+    epsilon: _Number = None
     """ε, weight of the change of parameters in the preconditioner."""
-    discount: float | None = None
+    discount: _Number = None
     """γ, factor on the closed loop A + BK in the gradient."""
-    policy_steps: int | None = None
+    policy_steps: _Whole = None
     """Policy steps per episode."""
-    imagined: int | None = None
+    imagined: _Whole = None
     """Imagined trajectories that join the measured ones in each policy step."""
-    model_steps: int | None = None
+    model_steps: _Whole = None
     """Adam steps on the model per episode."""
-    model_rate: float | None = None
+    model_rate: _Number = None
     """Adam's step size."""
 
     def run(self) -> int:
@@ -53,35 +67,20 @@ class Train:
         from ..training.display import TrainingDisplay, say
         from .results import finish
 
-        changes = {
-            name: getattr(self, name)
-            for name in (
-                "eta",
-                "alpha",
-                "epsilon",
-                "discount",
-                "policy_steps",
-                "imagined",
-                "model_steps",
-                "model_rate",
-            )
-        }
+        # Also when resuming: a misspelt robot is said before a missing folder.
+        config = TrainingConfig.of(
+            self.robot,
+            self.preset or "fast",
+            episodes=self.episodes,
+            seed=self.seed or 0,
+            payload_kg=self.payload or 0.0,
+            **self._given(HYPERPARAMETERS),
+        )
+        path = self.out or default_folder(config.robot, config.preset, config.seed)
         if self.resume:
-            run, config = self._open(changes)
+            run, config = self._open(path)
         else:
-            config = TrainingConfig.of(
-                self.robot,
-                self.preset or "fast",
-                episodes=self.episodes,
-                seed=self.seed or 0,
-                payload_kg=self.payload or 0.0,
-                **changes,
-            )
-            run = RunFolder.create(
-                self.out or default_folder(config.robot, config.preset, config.seed),
-                config.as_dict(),
-                provenance=provenance.collect(),
-            )
+            run = RunFolder.create(path, config.as_dict(), provenance=provenance.collect())
         with run:
             robot = make_robot(config.robot, config.make_task(), payload_kg=config.payload_kg, seed=config.seed)
             display = TrainingDisplay(config, run.path)
@@ -90,39 +89,61 @@ class Train:
                 for note in trainer.resume():
                     say(note)
                 say(f"{run.path} has {trainer.episode} of {config.episodes} episodes.")
-            with display, stop_on_interrupt(trainer, display):
-                try:
+            try:
+                with stop_on_interrupt(trainer), display:
                     trainer.train()
-                except TrainingStopped as stopped:
-                    say(str(stopped))
-                    return 1
+            except TrainingStopped as stopped:
+                say(f"firsthand: {stopped}")
+                return 1
+            except KeyboardInterrupt:
+                say(
+                    f"Stopped in the middle of episode {trainer.episode + 1}, which is lost; what was before is "
+                    f"written. Continue with: {resume_command(config, run)}"
+                )
+                return 130
             if trainer.stop_requested:
                 say(
                     f"Stopped after episode {trainer.episode}; everything is written. Continue with: "
-                    f"firsthand train {config.robot} --out {run.path} --resume"
+                    f"{resume_command(config, run)}"
                 )
                 return 130
         if not self.no_report:
             finish(run.path)
         return 0
 
-    def _open(self, changes: dict[str, Any]):
+    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _open(self, path: Path):
         """The run to resume and its configuration, after checking that what was given fits it."""
         from ..runs import RunFolder
-        from ..training import TrainingConfig
+        from ..training import TrainingConfig, preset
 
-        path = self.out or default_folder(self.robot, self.preset or "fast", self.seed or 0)
-        run = RunFolder.open(path, writer=True)
-        stored = TrainingConfig.from_dict(run.config)
-        wanted = TrainingConfig.of(
-            self.robot,
-            self.preset or stored.preset,
-            episodes=stored.episodes if self.episodes is None else self.episodes,
-            seed=stored.seed if self.seed is None else self.seed,
-            payload_kg=stored.payload_kg if self.payload is None else self.payload,
-            **{name: getattr(stored.hyper, name) if value is None else value for name, value in changes.items()},
-        )
-        run.check_same_config(wanted.as_dict(), ignore=("episodes",))
+        try:
+            run = RunFolder.open(path, writer=True)
+        except UserError as error:
+            if (path / "config.json").exists():
+                raise
+            raise UserError(f"{str(error).removesuffix('.')}; leave out --resume to start a run there.") from None
+        try:
+            stored = TrainingConfig.from_dict(run.config, f"{path / 'config.json'}")
+            done = max(run.checkpoints(), default=0)
+            if self.episodes is not None and self.episodes < done:
+                raise UserError(f"episodes is {self.episodes}, but {path} has {done} already; give at least as many.")
+            # Settings come from the run, not from today's presets: they may have changed since it was started.
+            base = stored.hyper if self.preset in (None, stored.preset) else preset(self.preset)
+            wanted = dataclasses.replace(
+                stored,
+                robot=self.robot,
+                hyper=dataclasses.replace(base, **self._given(HYPERPARAMETERS)),
+                episodes=max(stored.episodes, done) if self.episodes is None else self.episodes,
+                payload_kg=stored.payload_kg if self.payload is None else self.payload,
+                **self._given(("preset", "seed")),
+            )
+            run.check_same_config(wanted.as_dict(), ignore=("episodes",))
+        except BaseException:
+            run.close()
+            raise
         return run, wanted
 
 
@@ -131,11 +152,19 @@ def default_folder(robot: str, preset: str, seed: int) -> Path:
     return Path("runs") / f"{robot}-{preset}-seed{seed}"
 
 
+def resume_command(config: Any, run: Any) -> str:
+    """What to type to go on: to be copied, so that it also works with a blank in the folder's name."""
+    words = ["firsthand", "train", config.robot, "--out", str(run.path), "--resume"]
+    if config.episodes != run.config["episodes"]:  # config.json says how many were asked for first
+        words += ["--episodes", str(config.episodes)]
+    return shlex.join(words)
+
+
 class stop_on_interrupt:
     """Ctrl-C lets the episode and its files be finished, then stops; a second Ctrl-C stops at once."""
 
-    def __init__(self, trainer: Any, display: Any) -> None:
-        self.trainer, self.display = trainer, display
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
 
     def __enter__(self) -> None:
         self.before = signal.signal(signal.SIGINT, self.handle)
@@ -145,7 +174,9 @@ class stop_on_interrupt:
 
     def handle(self, *_: object) -> None:
         """First: ask. Second: leave."""
+        from ..training.display import say
+
         if self.trainer.stop_requested:
             raise KeyboardInterrupt
         self.trainer.stop_requested = True
-        self.display.note("stopping after this episode; press Ctrl-C again to stop at once")
+        say("Stopping after this episode; press Ctrl-C again to stop at once.")

@@ -31,7 +31,7 @@ class Improvement(NamedTuple):
     predicted_cost: Float[Array, ""]
     """Mean cost that the model predicts for the new policy; NaN when only the paper's one step was taken."""
     deviation: Float[Array, ""]
-    """Root mean square by which the new policy's commands differ from the measured ones, as the model predicts."""
+    """Root mean square by which the new policy's commands differ from the old one's, as the model predicts."""
     steps_taken: Int[Array, ""]
     """Policy steps that led to the new policy."""
     step: StepReport
@@ -122,7 +122,7 @@ def improve_on_model(
     The model is rolled out from the measured starts with the measured one-step residuals added back, so that it is
     exact at the policy that made the data. Imagined trajectories with fresh references keep the policy from fitting
     this episode's references alone. A step is kept when the predicted cost falls and the predicted commands differ
-    from the measured ones by at most `radius` (root mean square); otherwise it is shortened and judged again.
+    from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again.
     """
     missed = residuals(dynamics, rollout)
     starts, previews = rollout.states[:, 0], rollout.previews
@@ -134,17 +134,18 @@ def improve_on_model(
     extra = starts.shape[0] - measured
     valid = jnp.concat([rollout.valid, jnp.ones((extra, rollout.valid.shape[1]), bool)])
     commanded = jnp.maximum(rollout.valid.sum() * rollout.commands.shape[-1], 1)
+    predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))
+    # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
+    _, before = predict(policy, dynamics, starts[:measured], previews[:measured], missed[:measured])
 
     def judge(now: _Progress) -> _Progress:
-        states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))(
-            now.candidate, dynamics, starts, previews, missed
-        )
+        states, commands = predict(now.candidate, dynamics, starts, previews, missed)
         data = Rollout(states, commands, previews, jnp.ones(commands.shape, bool), valid)
         value = mean_cost(cost, data)
-        change = jnp.where(rollout.valid[..., None], commands[:measured] - rollout.commands, 0.0)
+        change = jnp.where(rollout.valid[..., None], commands[:measured] - before, 0.0)
         deviation = jnp.sqrt(jnp.sum(change**2) / commanded)
-        first = now.rounds == 0  # the policy that made the data; an excitation may have moved it beyond the radius
-        keep = jnp.isfinite(value) & ((value < now.cost) & (deviation <= radius) | first)
+        first = now.rounds == 0
+        keep = (value < now.cost) & (deviation <= radius)  # false where the value is not finite
 
         def step_on():
             following, report = _one_step(now.candidate, dynamics, cost, data, hyper)

@@ -38,7 +38,7 @@ def figures_of(report) -> dict[str, Figure]:
             [report.history], oracle_error_m=report.oracle and report.oracle["random_error_m"]
         ),
         "shapes": figures.path_grid(report.shapes, axes),
-        "episodes": figures.path_grid([report.episodes], axes),
+        "episodes": figures.path_grid([report.episodes], axes, shared=False),
         "time": figures.time_series(report.series),
         "health": figures.health(
             report.history,

@@ -1,5 +1,6 @@
 """What the figures draw, as plain arrays: taken from a run once, so that the figures know no files and no robots."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from ..evaluation import tracking_metrics
 from ..robots import EpisodeRecord
 
 NEWEST_EPISODES = 10
-"""Over so many episodes the running mean and the error of the last episodes are taken."""
+"""Over so many episodes the running mean is taken, and at most so many count as the last episodes."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,17 @@ class History:
         """The newest value of a field; NaN when there is none."""
         return float(self.column(name)[-1]) if len(self) else float("nan")
 
+    @property
+    def num_recent(self) -> int:
+        """How many episodes count as the last ones: ten, but in a short run only its last quarter.
+
+        Otherwise the number of a run of ten episodes would tell how bad its first ones were.
+        """
+        return min(NEWEST_EPISODES, math.ceil(len(self) / 4))
+
     def recent(self, name: str) -> float:
         """The mean of a field over the last episodes."""
-        return finite_mean(self.column(name)[-NEWEST_EPISODES:])
+        return finite_mean(self.column(name)[-self.num_recent :])
 
 
 def _number(value: Any) -> float:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .data import Channel, History, PathAxes, PathPanel, TimeSeries, finite_mean, running_mean
+from .data import NEWEST_EPISODES, Channel, History, PathAxes, PathPanel, TimeSeries, finite_mean, running_mean
 from .style import ALARM, INK, PALETTE, REFERENCE, episode_axis, log_scale, nothing, plot_log, styled
 
 FEW = 30
@@ -22,30 +22,25 @@ FEW = 30
 
 
 @styled
-def learning_curves(
-    histories: Sequence[History], *, oracle_error_m: float | None = None, unit_cm: float = 100.0
-) -> Figure:
+def learning_curves(histories: Sequence[History], *, oracle_error_m: float | None = None) -> Figure:
     """Tracking error, controller loss, and how well the model predicts, over the episodes of one run or several.
 
     `oracle_error_m` is drawn as a dashed line where it is known.
     """
-    figure = Figure(figsize=(6.6, 8.4))
+    figure = Figure(figsize=(6.6, 8.4), layout="constrained")
     error, controller, model = figure.subplots(3, 1, gridspec_kw={"height_ratios": (1.25, 1.0, 1.0)})
     episodes = np.concatenate([h.column("episode") for h in histories])
     shown: list[np.ndarray | float] = []
     for history, color in _colored(histories):
-        x, y = history.column("episode"), unit_cm * history.column("tracking_error_m")
-        plot_log(error, x, y, color=color, alpha=0.45, linewidth=1.0, **_dots(history))
-        mean = "mean of 10 episodes" if len(histories) == 1 else history.label
-        plot_log(error, x, running_mean(y), color=color, linewidth=2.2, label=mean)
+        x, y = history.column("episode"), 100 * history.column("tracking_error_m")
+        _error_curve(error, x, y, color, None if len(histories) == 1 else history.label, _dots(history))
         shown.append(y)
-    if len(histories) == 1:
-        error.lines[0].set_label("one episode")
     if oracle_error_m is not None and np.isfinite(oracle_error_m):
-        error.axhline(unit_cm * oracle_error_m, color=INK, linestyle="--", linewidth=1.2, label="oracle: best possible")
-        shown.append(unit_cm * oracle_error_m)
+        error.axhline(100 * oracle_error_m, color=INK, linestyle="--", linewidth=1.2, label="oracle: best possible")
+        shown.append(100 * oracle_error_m)
     _finish(error, shown, episodes, "tracking error (cm)")
-    error.legend(loc="best")
+    if error.get_legend_handles_labels()[0]:
+        error.legend(loc="best")
     _robot_time(error, histories)
 
     shown = []
@@ -66,10 +61,24 @@ def learning_curves(
         text = f"{label}error on the newest episode, before learning from it"
         plot_log(model, x, novel, color=other, linestyle=(0, (3, 1.5)), label=text, **_dots(history))
         shown += [loss, novel]
-    _finish(model, shown, episodes, "model loss (of 1)")
+    _finish(model, shown, episodes, "model loss")
     model.set_xlabel("episode")
     model.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
     return figure
+
+
+def _error_curve(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, name: str | None, dots: dict[str, Any]) -> None:
+    """The error of each episode, faint behind its running mean; a short run has no running mean, and no `name` either.
+
+    The mean is drawn where its window is full: before that the first, bad episodes would lift it far above the curve.
+    """
+    if len(x) < 1.5 * NEWEST_EPISODES:
+        plot_log(axes, x, y, color=color, label=name, **dots)
+        return
+    plot_log(axes, x, y, color=color, alpha=0.45, linewidth=1.0, label=None if name else "one episode", **dots)
+    full = slice(NEWEST_EPISODES - 1, None)
+    label = name or f"mean of {NEWEST_EPISODES} episodes"
+    plot_log(axes, x[full], running_mean(y)[full], color=color, linewidth=2.2, label=label)
 
 
 def _colored(histories: Sequence[History]) -> list[tuple[History, str]]:
@@ -93,7 +102,7 @@ def _robot_time(axes: Axes, histories: Sequence[History]) -> None:
     if not (minutes > 0 and np.allclose(ratios[np.isfinite(ratios)], minutes, rtol=1e-3)):
         axes.set_xlabel("episode")
         return
-    top = axes.secondary_xaxis("top", functions=(lambda episode: episode * minutes, lambda time: time / minutes))
+    top = axes.secondary_xaxis("top", functions=(lambda k: np.multiply(k, minutes), lambda t: np.divide(t, minutes)))
     top.set_xlabel("robot time (min)")
     top.spines["top"].set_visible(False)
 
@@ -102,50 +111,65 @@ def _robot_time(axes: Axes, histories: Sequence[History]) -> None:
 
 
 @styled
-def path_grid(rows: Sequence[Sequence[PathPanel]], path_axes: PathAxes) -> Figure:
-    """Paths (solid) against their references (dashed), one panel each. The panels of a row share their limits."""
+def path_grid(rows: Sequence[Sequence[PathPanel]], path_axes: PathAxes, *, shared: bool = True) -> Figure:
+    """Paths (solid) against their references (dashed), one panel each.
+
+    With `shared` the panels of a row have the same limits; without, each has its own, and is square.
+    """
     across = max(len(row) for row in rows)
-    limits = [_limits(row, path_axes.equal) for row in rows]
-    width = 2.75 * across + 0.5 if across > 1 else 4.6
-    heights = [_height(box, path_axes.equal) for box in limits]
-    per_panel = (width - 0.5) / across
-    figure = Figure(figsize=(width, per_panel * 0.9 * sum(heights) + 0.62 * len(rows) + 0.7))
-    grid = figure.subplots(len(rows), across, squeeze=False, gridspec_kw={"height_ratios": heights})
+    limits = [[_limits(row if shared else [panel], path_axes.equal, not shared) for panel in row] for row in rows]
+    # The panels are placed in inches: a layout engine lets titles and ticks of panels with equal axes overlap.
+    width = 2.3 if across > 1 else 3.6
+    heights = [width * (_height(row[0]) if path_axes.equal else 0.75) for row in limits]
+    left, gap, above, below, legend = 0.75, 0.2 if shared else 0.5, 0.5, 0.35, 0.4
+    total = left + across * width + (across - 1) * gap + 0.15, legend + sum(heights) + len(rows) * (above + below) + 0.3
+    figure = Figure(figsize=total)
+    top, handles = total[1] - legend, []
     for i, row in enumerate(rows):
-        for j, axes in enumerate(grid[i]):
-            if j >= len(row):
-                axes.set_axis_off()
-                continue
-            _paths(axes, row[j], limits[i])
-            if path_axes.equal:
-                axes.set_aspect("equal", adjustable="box")
-            axes.tick_params(labelleft=j == 0)
+        top -= above + heights[i]
+        for j, panel in enumerate(row):
+            box = (left + j * (width + gap), top, width, heights[i])
+            axes = figure.add_axes((box[0] / total[0], box[1] / total[1], box[2] / total[0], box[3] / total[1]))
+            handles = _paths(axes, panel, limits[i][j])
+            axes.tick_params(labelleft=j == 0 or not shared)
             if j == 0:
                 axes.set_ylabel(path_axes.labels[1])
             if i == len(rows) - 1:
                 axes.set_xlabel(path_axes.labels[0])
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+        top -= below
+    figure.legend(handles=handles, loc="upper center", ncols=3, borderaxespad=0.3)
     return figure
 
 
-def _paths(axes: Axes, panel: PathPanel, limits: np.ndarray) -> None:
-    for i, (reference, path) in enumerate(panel.pairs):
-        axes.plot(*path.T, color=PALETTE[0], linewidth=1.5, label=None if i else "what the robot did")
-        axes.plot(*reference.T, **REFERENCE, label=None if i else "reference")
+def _paths(axes: Axes, panel: PathPanel, limits: np.ndarray) -> list[Any]:
+    handles = []
+    for reference, path in panel.pairs:
         style = {"color": INK, "marker": "o", "markersize": 3.5, "linestyle": "none"}
-        axes.plot(*reference[:1].T, **style, label=None if i else "start")
+        handles = [
+            *axes.plot(*path.T, color=PALETTE[0], linewidth=1.5, label="what the robot did"),
+            *axes.plot(*_once(reference).T, **REFERENCE, label="reference"),
+            *axes.plot(*reference[:1].T, **style, label="start"),
+        ]
     axes.set_xlim(*limits[0])
     axes.set_ylim(*limits[1])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=(1, 2, 5, 10)))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=(1, 2, 5, 10)))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=(1, 2, 5, 10)))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=(1, 2, 5, 10)))
     error = f"mean error {100 * panel.error_m:.1f} cm" if np.isfinite(panel.error_m) else "error not finite"
     axes.set_title(f"{panel.title}\n{error}", loc="left", linespacing=1.25)
-    if _leaves(panel, limits):
-        axes.text(0.98, 0.02, "leaves the picture", transform=axes.transAxes, ha="right", va="bottom", color=ALARM)
+    return handles
 
 
-def _limits(row: Sequence[PathPanel], equal: bool) -> np.ndarray:
+def _once(reference: np.ndarray) -> np.ndarray:
+    """The first half of a reference that goes back the way it came: two dashed lines on each other look solid."""
+    half = (len(reference) + 1) // 2
+    there, back = reference[:half], reference[half:]
+    if not len(back):
+        return reference
+    apart = np.linalg.norm(back[:, None] - there, axis=-1).min(axis=1).max()
+    return there if apart < 0.02 * np.ptp(reference, axis=0).max() else reference
+
+
+def _limits(row: Sequence[PathPanel], equal: bool, square: bool) -> np.ndarray:
     """((left, right), (low, high)) that shows every reference of the row, and the paths as far as is sensible.
 
     A policy that has not learned yet may swing far away; the reference must stay large enough to be seen, so the
@@ -153,14 +177,17 @@ def _limits(row: Sequence[PathPanel], equal: bool) -> np.ndarray:
     """
     reference = _bounds([reference for panel in row for reference, _ in panel.pairs])
     paths = _bounds([path for panel in row for _, path in panel.pairs])
-    size = np.maximum(reference[:, 1] - reference[:, 0], 1e-3)
-    most = 0.6 * (np.full(2, size.max()) if equal else size)
-    least = 0.06 * (np.full(2, size.max()) if equal else np.maximum(size, 1e-2))
+    size = np.maximum(reference[:, 1] - reference[:, 0], 1e-2)
+    size = np.full(2, size.max()) if equal else size
+    least, most = 0.06 * size, 0.6 * size
     low = np.clip(paths[:, 0] - least, reference[:, 0] - most, reference[:, 0] - least)
     high = np.clip(paths[:, 1] + least, reference[:, 1] + least, reference[:, 1] + most)
-    if equal and (high - low)[1] < 0.45 * (high - low)[0]:  # a line needs some height to be looked at
-        middle, half = (low[1] + high[1]) / 2, 0.225 * (high - low)[0]
-        low[1], high[1] = middle - half, middle + half
+    if equal:
+        # Equal scales, and panels between a square and a flat one: a line, too, needs some height to be looked at.
+        wanted = np.full(2, (high - low).max()) if square else high - low
+        wanted = np.maximum(wanted, (high - low)[::-1] * np.asarray([0.5, 0.45]))
+        middle = (low + high) / 2
+        low, high = middle - wanted / 2, middle + wanted / 2
     return np.stack([low, high], axis=1)
 
 
@@ -173,16 +200,10 @@ def _bounds(points: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([flat.min(axis=0), flat.max(axis=0)], axis=1)
 
 
-def _height(limits: np.ndarray, equal: bool) -> float:
-    """Height of a panel over its width."""
+def _height(limits: np.ndarray) -> float:
+    """Height of a panel with equal scales over its width."""
     width, height = limits[:, 1] - limits[:, 0]
-    return float(np.clip(height / width, 0.3, 2.0)) if equal else 0.75
-
-
-def _leaves(panel: PathPanel, limits: np.ndarray) -> bool:
-    path = np.concatenate([path for _, path in panel.pairs])
-    path = path[np.isfinite(path).all(axis=1)]
-    return bool(((path < limits[:, 0]) | (path > limits[:, 1])).any())
+    return float(height / width)
 
 
 # One trajectory over time.
@@ -192,7 +213,7 @@ def _leaves(panel: PathPanel, limits: np.ndarray) -> bool:
 def time_series(series: TimeSeries) -> Figure:
     """Error, commands and joint positions of one trajectory, with the limits of commands and joints."""
     rows = max(len(series.commands), len(series.positions))
-    figure = Figure(figsize=(7.6, 2.0 + 1.35 * rows + 0.4))
+    figure = Figure(figsize=(7.6, 2.4 + 1.35 * rows), layout="constrained")
     grid = figure.add_gridspec(rows + 1, 2, height_ratios=[1.35, *([1.0] * rows)])
     error = figure.add_subplot(grid[0, :])
     error.plot(series.time, 100 * np.where(np.isfinite(series.error_m), series.error_m, np.nan), color=PALETTE[0])
@@ -211,7 +232,6 @@ def time_series(series: TimeSeries) -> Figure:
                 axes.set_xlabel("time (s)")
             else:
                 axes.tick_params(labelbottom=False)
-    error.tick_params(labelbottom=False)
     if series.time.size > 1:
         error.set_xlim(series.time[0], series.time[-1])
     figure.align_ylabels()
@@ -232,12 +252,14 @@ def _channel(axes: Axes, time: np.ndarray, channel: Channel, color: str) -> None
 
 
 @styled
-def health(history: History, *, step_bound: float, steps_per_episode: int, trust_region: bool, cg_tolerance: float):
+def health(
+    history: History, *, step_bound: float, steps_per_episode: int, trust_region: bool, cg_tolerance: float
+) -> Figure:
     """Whether learning is sound: size of gradients and steps, what was refused, limits, chatter, time.
 
     `step_bound` is η/(2√ε); a run with a `trust_region` shows its radius, another how well each step was solved.
     """
-    figure = Figure(figsize=(7.6, 8.2))
+    figure = Figure(figsize=(7.6, 8.2), layout="constrained")
     axes = figure.subplots(4, 2)
     episodes = history.column("episode")
 
@@ -259,12 +281,14 @@ def health(history: History, *, step_bound: float, steps_per_episode: int, trust
         if not finite.size:
             nothing(at)
         else:
-            at.set_ylim(0, max(1.12 * float(finite.max()), 1e-3))
+            top = max(1.12 * float(finite.max()), 1e-3)
+            at.set_ylim(-0.04 * top, top)  # a little below zero, so that dots at zero are whole
 
     def counts(at: Axes, title: str, values: np.ndarray) -> None:
         linear(at, title, values, drawstyle="steps-mid")
         if np.isfinite(values).any():
-            at.set_ylim(0, max(at.get_ylim()[1], 1.2))
+            top = max(at.get_ylim()[1], 1.2)
+            at.set_ylim(-0.04 * top, top)
             at.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
 
     logarithmic(axes[0, 0], "Gradient norm", "gradient_norm")
@@ -285,5 +309,3 @@ def health(history: History, *, step_bound: float, steps_per_episode: int, trust
     for at in axes[-1]:
         at.set_xlabel("episode")
     return figure
-
-

@@ -13,7 +13,7 @@ import numpy as np
 from ..cli.results import PAPER
 from ..evaluation import TrackingMetrics
 from ..training.display import duration
-from .data import NEWEST_EPISODES, finite_mean
+from .data import finite_mean
 from .gather import RunReport, reproduction
 
 UNKNOWN = "–"
@@ -38,7 +38,7 @@ def render(report: RunReport, images: Mapping[str, bytes]) -> str:
     """The whole page. `images` are the figures as SVG, by name."""
     config = report.restored.config
     title = f"{config.robot}, preset {config.preset}, seed {config.seed}"
-    css = resources.files(__package__).joinpath("page.css").read_text("utf-8")
+    css = resources.files("firsthand.report").joinpath("page.css").read_text("utf-8")
     sections = (
         _head(report, title),
         _learning(report, images),
@@ -79,8 +79,8 @@ def _head(report: RunReport, title: str) -> str:
     ]
     if config.payload_kg:
         facts.insert(0, f"payload {config.payload_kg:g} kg")
-    count = min(NEWEST_EPISODES, done)
-    spread = "the only episode" if done == 1 else f"mean of the last {count} episodes"
+    count = history.num_recent
+    spread = "the last episode" if count == 1 else f"mean of the last {count} episodes"
     boxes = (
         (f"{centimetres(history.recent('tracking_error_m'))} cm", f"tracking error on random references, {spread}"),
         (
@@ -135,7 +135,7 @@ def _shapes(report: RunReport, images: Mapping[str, bytes]) -> str:
     heading = report.shape_names[:1].upper() + report.shape_names[1:]
     caption = (
         "“Episode 1” is the policy that ran episode 1; “newest” is the result of the last update. The robot starts "
-        "at rest at the dot."
+        "at rest at the dot. A path that ends at the edge of a panel goes on outside it."
     )
     image = _image(images, "shapes", f"Paths and references. {_panels(report.shapes)}.", caption, scroll=True)
     speed = report.restored.task.evaluation_speed

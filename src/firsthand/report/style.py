@@ -17,7 +17,7 @@ INK, FAINT, ALARM = "#222222", "#8A8A8A", "#D55E00"
 REFERENCE = {"color": INK, "linestyle": (0, (4, 2.5)), "linewidth": 1.2}
 """How a reference is drawn, in every figure."""
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.5,
     "axes.titlesize": 10.5,
@@ -36,7 +36,6 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.7,
     "lines.markersize": 4.0,
     "figure.facecolor": "white",
-    "figure.constrained_layout.use": True,
     # Names of robots, joints and runs are text, never formulas: a "$" in one must not be an error.
     "text.parse_math": False,
     # The same run gives the same bytes.
@@ -98,7 +97,7 @@ def log_scale(axes: Axes, values: Sequence[np.ndarray | float]) -> None:
         subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
     axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=7))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
-    axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=99) if span < 8 else NullLocator())
+    axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=99) if span < 4 else NullLocator())
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 

@@ -11,6 +11,9 @@ from ..robots.registry import make_task
 from ..tasks import Task
 from .presets import EPISODES, preset
 
+MOST_EPISODES = 100_000
+"""Two months of robot time; more is a slip of the finger, and its data would not fit into memory."""
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -30,8 +33,8 @@ class TrainingConfig:
     """Load at the tool, for robots that can carry one."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise UserError(f"episodes is {self.episodes}, but must be at least 1.")
+        if not 1 <= self.episodes <= MOST_EPISODES:
+            raise UserError(f"episodes is {self.episodes}, but must lie between 1 and {MOST_EPISODES}.")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
         if not 0 <= self.payload_kg <= 2000:
@@ -69,12 +72,15 @@ class TrainingConfig:
         return {**dataclasses.asdict(self), "control_spec": json.loads(self.make_task().spec.to_json())}
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> "TrainingConfig":
-        """The configuration that `as_dict` wrote."""
+    def from_dict(data: dict[str, Any], where: str = "config.json") -> "TrainingConfig":
+        """The configuration that `as_dict` wrote; `where` names the file if it cannot be read."""
         try:
             hyper = dict(data["hyper"])
             hyper["model_hidden"] = tuple(hyper["model_hidden"])
             fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name != "hyper"}
             return TrainingConfig(hyper=Hyperparameters(**hyper), **fields)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"config.json was written by another version of firsthand: {error}.") from None
+        except KeyError as error:
+            why = f"the field {error} is missing"
+        except (TypeError, ValueError, UserError) as error:
+            why = str(error).removesuffix(".")
+        raise UserError(f"{where} is damaged or was written by another version of firsthand: {why}.")

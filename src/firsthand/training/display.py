@@ -1,10 +1,12 @@
 """The live display of a training run in a terminal; plain lines where there is none."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from .callbacks import Callback, EpisodeSummary
 from .config import TrainingConfig
@@ -13,8 +15,9 @@ console = Console(stderr=True)
 
 
 def say(text: str) -> None:
-    """A sentence to the user, outside the progress display."""
-    console.print(text, highlight=False, soft_wrap=True)
+    """A sentence to the user; above the progress display while there is one."""
+    # No markup: a folder may be called [this]. No wrapping: a command that is printed shall be copied in one piece.
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:
@@ -24,21 +27,33 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
 
 
+class _TwoLines(Progress):
+    """The bar with its times, and below it the numbers: together they do not fit into 80 columns."""
+
+    numbers = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.numbers:
+            yield Text(self.numbers, no_wrap=True, overflow="ellipsis")
+
+
 class TrainingDisplay(Callback):
     """Episode, robot time, tracking error, model loss, time left."""
 
     def __init__(self, config: TrainingConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.live = console.is_terminal
-        self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+        self.progress = _TwoLines(
+            TextColumn("episode"),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
+            BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("·"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
+            speed_estimate_period=600,
         )
         self.bar: Any = None
 
@@ -47,22 +62,18 @@ class TrainingDisplay(Callback):
             f"Training {self.config.robot} with preset {self.config.preset}, seed {self.config.seed}, "
             f"{self.config.episodes} episodes, into {self.folder}"
         )
+        starting = "compiling, about 20 s the first time"
         if self.live:
+            self.progress.numbers = starting
             self.progress.start()
-            self.bar = self.progress.add_task(
-                "episode", total=self.config.episodes, status="compiling (about 20 s the first time)"
-            )
+            self.bar = self.progress.add_task("episode", total=self.config.episodes)
         else:
-            say("Compiling; about 20 s the first time.")
+            say(starting)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.live:
             self.progress.stop()
-
-    def note(self, text: str) -> None:
-        """A line above the bar."""
-        (self.progress.console if self.live else console).print(text)
 
     def before_episode(self, trainer: Any, episode: int) -> None:
         """After a resume the bar starts where the run is."""
@@ -74,13 +85,16 @@ class TrainingDisplay(Callback):
         metrics = summary.metrics
         status = (
             f"robot time {duration(metrics['robot_time_s'])} · error {100 * metrics['tracking_error_m']:.1f} cm · "
-            f"model loss {metrics['model_loss']:.4f}"
+            f"model loss {metrics['model_loss']:.4f} · update {metrics['update_time_s']:.1f} s"
         )
         if not metrics["update_accepted"]:
-            self.note(f"episode {summary.episode}: the update was refused because something was not finite")
-        if self.live:
-            self.progress.update(self.bar, completed=summary.episode, status=status)
-        else:
             say(
-                f"episode {summary.episode}/{self.config.episodes} · {status} · update {metrics['update_time_s']:.1f} s"
+                f"episode {summary.episode}: the update was refused, because the model or the gradient was not finite "
+                "or the step broke its bounds; the policy stays as it was "
+                f"({metrics['refused_updates']} refused so far)"
             )
+        if self.live:
+            self.progress.numbers = status
+            self.progress.update(self.bar, completed=summary.episode, refresh=True)
+        else:
+            say(f"episode {summary.episode}/{self.config.episodes} · {status}")

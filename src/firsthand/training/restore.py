@@ -12,6 +12,7 @@ from ..runs import RunFolder
 from ..runs.pytrees import from_arrays
 from ..tasks import Task
 from .config import TrainingConfig
+from .display import say
 from .loop import Trainer, policy_from_arrays
 
 
@@ -30,7 +31,7 @@ class RestoredRun:
     def open(path: str | Path) -> "RestoredRun":
         """Open a run; it must have been made with the same control specification as this version's."""
         folder = RunFolder.open(Path(path))
-        config = TrainingConfig.from_dict(folder.config)
+        config = TrainingConfig.from_dict(folder.config, f"{folder.path / 'config.json'}")
         task = config.make_task()
         if config.as_dict()["control_spec"] != folder.config.get("control_spec"):
             raise UserError(
@@ -57,9 +58,12 @@ class RestoredRun:
             return policy_from_arrays(self.task.spec, self._episode(episode))
         if not self.folder.checkpoints():
             raise UserError(f"{self.folder.path} has no finished episode yet.")
+        checkpoint = self.folder.load_checkpoint()
+        for note in checkpoint.notes:
+            say(note)
         trainer = Trainer(self.robot(), self.config)
-        arrays = self.folder.load_checkpoint().arrays
-        return from_arrays({"learner": trainer.state, "robot": trainer.robot.snapshot()}, arrays)["learner"].policy
+        template = {"learner": trainer.state, "robot": trainer.robot.snapshot()}
+        return from_arrays(template, checkpoint.arrays)["learner"].policy
 
     def robot(self) -> SimulatedRobot:
         """The robot of the run, standing at home."""

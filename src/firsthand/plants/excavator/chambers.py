@@ -56,14 +56,14 @@ class Port(NamedTuple):
     slope: Float[Array, "4"]
 
 
-def stroke_ends() -> tuple[np.ndarray, np.ndarray]:
+def _stroke_ends() -> tuple[Four, Four]:
     """Shortest and longest cylinder lengths over the joint ranges, m."""
     with jax.ensure_compile_time_eval():
         ends = [np.asarray(cylinder_lengths(jnp.asarray(q)), np.float64) for q in (POSITION_LOW, POSITION_HIGH)]
-    return np.minimum(*ends), np.maximum(*ends)
+    return tuple(np.minimum(*ends).tolist()), tuple(np.maximum(*ends).tolist())
 
 
-STROKE_LOW, STROKE_HIGH = stroke_ends()
+STROKE_LOW, STROKE_HIGH = _stroke_ends()
 
 
 def volumes(
@@ -72,13 +72,13 @@ def volumes(
     """Oil volumes (bore side, rod side), m³."""
     bore, rod = piston_areas(p)
     dead = jnp.asarray(c.dead_volume)
-    return dead + bore * (length - STROKE_LOW), dead + rod * (STROKE_HIGH - length)
+    return dead + bore * (length - jnp.asarray(STROKE_LOW)), dead + rod * (jnp.asarray(STROKE_HIGH) - length)
 
 
 def hose_capacity(p: ExcavatorParameters, c: ChamberParameters) -> tuple[Array, Array]:
     """Capacity of the hoses in m³/Pa (bore side, rod side)."""
     bore, rod = piston_areas(p)
-    half = 0.5 * (STROKE_HIGH - STROKE_LOW)
+    half = 0.5 * (np.asarray(STROKE_HIGH) - np.asarray(STROKE_LOW))
     dead, factor = jnp.asarray(c.dead_volume), jnp.asarray(c.hose_ratio) / c.bulk_modulus
     return factor * (dead + bore * half), factor * (dead + rod * half)
 

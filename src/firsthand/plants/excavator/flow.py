@@ -103,7 +103,7 @@ class ExcavatorFlow(AbstractExcavator):
         pull = gravity_torque(q, self.payload_kg) / arm * sign_plus
         # The joint-space stiffness of an oil column goes with the square of the moment arm.
         inertia = mass_diagonal(q, self.payload_kg)
-        omega = 2 * np.pi * jnp.asarray(p.mode_hz) * _REFERENCE_SCALE * jnp.abs(arm) / jnp.sqrt(inertia)
+        omega = 2 * np.pi * jnp.asarray(p.mode_hz) * jnp.asarray(_REFERENCE_SCALE) * jnp.abs(arm) / jnp.sqrt(inertia)
         return Surroundings(
             start_plus=_smooth_positive(pull / area_plus) + jnp.asarray(p.threshold_plus),
             start_minus=_smooth_positive(-pull / area_minus) + jnp.asarray(p.threshold_minus),
@@ -126,7 +126,8 @@ class ExcavatorFlow(AbstractExcavator):
 
         # What the valves ask for, less toward an end stop: cylinders have cushions.
         low, high = jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH)
-        room = jnp.where(by_direction(plus, sign_plus * ARM_SIGNS, sign_minus * ARM_SIGNS) > 0, high - q, q - low)
+        signs = np.asarray(ARM_SIGNS)
+        room = jnp.where(by_direction(plus, sign_plus * signs, sign_minus * signs) > 0, high - q, q - low)
         gain = valve_gain(spool, around.dead_band_factor, p) * jnp.clip(room / jnp.asarray(p.cushion), 0.0, 1.0)
 
         # What the pump grants.
@@ -162,11 +163,12 @@ def _smooth_positive(pressure: Float[Array, "4"]) -> Float[Array, "4"]:
     return 0.5 * (pressure + jnp.sqrt(pressure * pressure + (10 * BAR) ** 2))
 
 
-def _reference_scale() -> np.ndarray:
+def _reference_scale() -> tuple[float, ...]:
     """√inertia / arm at the reference pose, empty: turns a frequency there into one elsewhere."""
     with jax.ensure_compile_time_eval():
         q = jnp.asarray(REFERENCE_POSE)
-        return np.asarray(jnp.sqrt(mass_diagonal(q, jnp.asarray(0.0))) / jnp.abs(moment_arms(q)), np.float64)
+        scale = jnp.sqrt(mass_diagonal(q, jnp.asarray(0.0))) / jnp.abs(moment_arms(q))
+        return tuple(np.asarray(scale, np.float64).tolist())
 
 
 _REFERENCE_SCALE = _reference_scale()

@@ -8,7 +8,6 @@ down), and so does the tool's, whose faster direction (M) is then the one that f
 """
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 BOOM_SIDES = (0.4, 1.4446)
@@ -22,7 +21,7 @@ DIPPER_ANGLE = -0.03
 PITCH_ARM = (0.8 * 0.24, 0.2 * 0.24, 1.2, 0.95)
 """Moment arm m0 + m1 cos(m2 (q - m3)), m and rad (E)."""
 
-ARM_SIGNS = np.array([-1.0, 1.0, 1.0, -1.0])
+ARM_SIGNS = (-1.0, 1.0, 1.0, -1.0)
 """The sign of dL/dq, which never changes inside the joint ranges."""
 
 

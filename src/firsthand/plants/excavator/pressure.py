@@ -15,6 +15,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from firsthand.plants.excavator.chambers import (
@@ -142,7 +143,8 @@ class ExcavatorPressure(AbstractExcavator):
         plus = spool > 0
         area_plus, area_minus, sign_plus, sign_minus = stroke_factors(p)
         low, high = jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH)
-        room = jnp.where(by_direction(plus, sign_plus * ARM_SIGNS, sign_minus * ARM_SIGNS) > 0, high - q, q - low)
+        signs = np.asarray(ARM_SIGNS)
+        room = jnp.where(by_direction(plus, sign_plus * signs, sign_minus * signs) > 0, high - q, q - low)
         cushion = jnp.clip(room / jnp.asarray(p.cushion), 0.0, 1.0)
         speed = flow_factor * cushion * by_direction(plus, p.speed_plus, p.speed_minus)
         speed = speed * valve_gain(spool, dead_band_factor, p)

@@ -1,0 +1,5 @@
+"""`python -m firsthand`."""
+
+from .cli import main
+
+main()

@@ -117,7 +117,7 @@ def best_cost(system, starts, references) -> float:
 
 
 HYPER = Hyperparameters(discount=1.0, policy_steps=40)
-MODEL_HYPER = Hyperparameters(model_steps=500, model_rate=3e-3, model_batch=64, model_hidden=(16,))
+MODEL_HYPER = Hyperparameters(model_steps=200, model_rate=5e-3, model_batch=32, model_hidden=(16,))
 
 
 @pytest.mark.parametrize("plant", [ScalarPlant(), DelayedDoubleIntegrator(gain=2.0, delay=2)], ids=["scalar", "delayed"])
@@ -140,7 +140,7 @@ def test_with_a_true_model_the_policy_approaches_the_known_optimum(plant, reques
     assert optimum * (1 - 1e-4) <= reached <= 1.02 * optimum
 
 
-@pytest.mark.parametrize(("policy_steps", "episodes", "within"), [(1, 16, 1.3), (10, 8, 1.2)], ids=["paper", "several"])
+@pytest.mark.parametrize(("policy_steps", "episodes", "within"), [(1, 16, 1.5), (10, 8, 1.2)], ids=["paper", "several"])
 def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_task, policy_steps, episodes, within):
     """From random weights; the optimum is that of each episode's own starts and references. It starts 1000 times above."""
     task, plant = scalar_task, ScalarPlant()

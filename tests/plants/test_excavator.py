@@ -14,7 +14,8 @@ from firsthand.plants.excavator.loads import kinetic_energy, potential_energy
 
 PLANTS = [ExcavatorFlow, ExcavatorPressure]
 KEY = jax.random.key(0)
-POSE = np.asarray(REFERENCE_POSE)
+POSE = jnp.asarray(REFERENCE_POSE)
+START = np.asarray(REFERENCE_POSE)[None]
 
 
 def constant(command, steps):
@@ -44,7 +45,7 @@ def test_interface(plant_type):
 
 @pytest.mark.parametrize("plant_type", PLANTS)
 def test_at_rest_it_stays(plant_type):
-    out = respond(plant_type().with_payload(600.0), POSE, np.zeros((1, 60, 4)))[0]
+    out = respond(plant_type().with_payload(600.0), START, np.zeros((1, 60, 4)))[0]
     np.testing.assert_allclose(out[:, :4], np.tile(POSE, (60, 1)), atol=2e-4)
     np.testing.assert_allclose(out[:, 4:], 0.0, atol=2e-3)
 
@@ -67,14 +68,14 @@ def test_rough_commands_leave_it_finite_and_inside_its_range(plant_type):
 
 @pytest.mark.parametrize("plant_type", PLANTS)
 def test_commands_are_clipped(plant_type):
-    one, three = (respond(plant_type(), POSE, constant([0, u, 0, 0], 20)) for u in (1.0, 3.0))
+    one, three = (respond(plant_type(), START, constant([0, u, 0, 0], 20)) for u in (1.0, 3.0))
     np.testing.assert_allclose(one, three, atol=1e-6)
 
 
 @pytest.mark.parametrize("plant_type", PLANTS)
 def test_nothing_moves_during_the_dead_time(plant_type):
     plant = plant_type()
-    out = respond(plant, POSE, constant([1, 1, 1, 1], 20))[0]
+    out = respond(plant, START, constant([1, 1, 1, 1], 20))[0]
     quiet = np.asarray(plant.parameters.dead_time_s) >= 0.04
     np.testing.assert_allclose(out[0, 4:][quiet], 0.0, atol=2e-3)
     assert (np.abs(out[-1, 4:]) > 0.01).any()
@@ -124,7 +125,7 @@ def test_oil_temperature_drifts_only_when_told(plant_type):
 @pytest.mark.parametrize("plant_type", PLANTS)
 def test_cold_oil_is_slower(plant_type):
     cold, warm = (
-        respond(plant_type(oil_temperature_c=t), POSE, constant([0, 0, 0, 0.3], 20))[0, -1, 7] for t in (15.0, 60.0)
+        respond(plant_type(oil_temperature_c=t), START, constant([0, 0, 0, 0.3], 20))[0, -1, 7] for t in (15.0, 60.0)
     )
     assert 0.6 < cold / warm < 0.95
 
@@ -133,7 +134,7 @@ def test_cold_oil_is_slower(plant_type):
 def test_derivatives_agree_with_finite_differences(plant_type):
     with jax.enable_x64(True):
         plant = plant_type()
-        flat, unravel = jax.flatten_util.ravel_pytree(plant.reset(POSE))
+        flat, unravel = jax.flatten_util.ravel_pytree(plant.reset(jnp.asarray(REFERENCE_POSE)))
 
         @jax.jit
         def step(x, u):

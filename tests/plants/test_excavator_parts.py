@@ -42,6 +42,10 @@ from firsthand.plants.excavator.parameters import BAR, PERIOD_S, ExcavatorParame
 P = ExcavatorParameters()
 
 
+def kg(value):
+    return jnp.asarray(value, float)
+
+
 @pytest.fixture(autouse=True)
 def double_precision():
     with jax.enable_x64(True):
@@ -49,7 +53,7 @@ def double_precision():
 
 
 def poses(count, seed=0):
-    return np.random.default_rng(seed).uniform(POSITION_LOW, POSITION_HIGH, (count, 4))
+    return jnp.asarray(np.random.default_rng(seed).uniform(POSITION_LOW, POSITION_HIGH, (count, 4)))
 
 
 def bodies(payload):
@@ -84,9 +88,10 @@ def test_gravity_is_the_slope_of_the_potential_energy(payload):
     h = 1e-6
     for q in poses(5):
         difference = [
-            (potential_energy(q + h * e, payload) - potential_energy(q - h * e, payload)) / (2 * h) for e in np.eye(4)
+            (potential_energy(q + h * e, kg(payload)) - potential_energy(q - h * e, kg(payload))) / (2 * h)
+            for e in np.eye(4)
         ]
-        np.testing.assert_allclose(gravity_torque(q, payload), difference, rtol=1e-6, atol=1e-3)
+        np.testing.assert_allclose(gravity_torque(q, kg(payload)), difference, rtol=1e-6, atol=1e-3)
 
 
 def test_potential_energy_is_the_sum_over_the_bodies():
@@ -95,7 +100,7 @@ def test_potential_energy_is_the_sum_over_the_bodies():
 
     first, second = poses(2)
     expected = summed(second) - summed(first)
-    found = potential_energy(second, 300.0) - potential_energy(first, 300.0)
+    found = potential_energy(second, kg(300.0)) - potential_energy(first, kg(300.0))
     assert float(found) == pytest.approx(float(expected), rel=1e-9)
 
 
@@ -106,20 +111,20 @@ def test_mass_matrix_is_the_sum_over_the_bodies():
             jacobian = jax.jacfwd(lambda q, body=body: place(body, q)[0])(q)
             turning = jax.jacfwd(lambda q, body=body: place(body, q)[1])(q)
             expected += body.mass * np.asarray(jacobian.T @ jacobian) + body.inertia * np.outer(turning, turning)
-        matrix = mass_matrix(q, 600.0)
+        matrix = mass_matrix(q, kg(600.0))
         np.testing.assert_allclose(matrix.dense(), expected, rtol=1e-9, atol=1e-6)
         np.testing.assert_allclose(matrix.inverse() @ expected, np.eye(4), atol=1e-9)
-        np.testing.assert_allclose(mass_diagonal(q, 600.0), np.diag(expected), rtol=1e-9)
+        np.testing.assert_allclose(mass_diagonal(q, kg(600.0)), np.diag(expected), rtol=1e-9)
         assert np.linalg.eigvalsh(expected).min() > 0
 
 
 def test_coriolis_torque_does_no_work_beyond_the_change_of_inertia():
     """q̇ᵀ c(q, q̇) = ½ q̇ᵀ Ṁ q̇, and c is quadratic in the velocity."""
-    q, dq = poses(1)[0], np.array([0.4, -0.7, 0.3, 1.1])
-    _, rate = jax.jvp(lambda q: mass_matrix(q, 300.0).dense(), (q,), (dq,))
-    force = coriolis_torque(q, dq, 300.0)
+    q, dq = poses(1)[0], jnp.array([0.4, -0.7, 0.3, 1.1])
+    _, rate = jax.jvp(lambda q: mass_matrix(q, kg(300.0)).dense(), (q,), (dq,))
+    force = coriolis_torque(q, dq, kg(300.0))
     assert float(dq @ force) == pytest.approx(float(0.5 * dq @ rate @ dq), rel=1e-9)
-    np.testing.assert_allclose(coriolis_torque(q, 2 * dq, 300.0), 4 * force, rtol=1e-9)
+    np.testing.assert_allclose(coriolis_torque(q, 2 * dq, kg(300.0)), 4 * force, rtol=1e-9)
 
 
 def test_moment_arms_are_the_slopes_of_the_cylinder_lengths():
@@ -139,7 +144,7 @@ def test_supply_pressure_is_the_root_a_bracketing_solver_finds():
         demand = rng.uniform(0.1, 2, 4) * P.pump_flow
         start, ramp = rng.uniform(0, 300, 4) * BAR, rng.uniform(20, 100, 4) * BAR
         expected = brentq(flow_sum, 0.0, P.relief + RELIEF_RAMP, args=(demand, start, ramp), xtol=1e-6)
-        assert float(supply_pressure(demand, start, ramp, P)) == pytest.approx(expected, abs=1.0)
+        assert float(supply_pressure(*map(jnp.asarray, (demand, start, ramp)), P)) == pytest.approx(expected, abs=1.0)
 
 
 def test_supply_pressure_is_differentiated_at_the_root():
@@ -150,7 +155,8 @@ def test_supply_pressure_is_differentiated_at_the_root():
             rng.uniform(0, 250, 4) * BAR,
             rng.uniform(20, 100, 4) * BAR,
         )
-        directions = tuple(rng.normal(size=4) * np.mean(a) for a in arguments)
+        arguments = tuple(map(jnp.asarray, arguments))
+        directions = tuple(rng.normal(size=4) * jnp.mean(a) for a in arguments)
         _, tangent = jax.jvp(lambda *a: supply_pressure(*a, P), arguments, directions)
         h = 1e-6
         up, down = (
@@ -163,7 +169,7 @@ def test_supply_pressure_is_differentiated_at_the_root():
 def test_the_highest_load_starves_first():
     demand = np.full(4, 0.5 * P.pump_flow)
     start, ramp = np.array([50, 100, 150, 200]) * BAR, np.full(4, 20 * BAR)
-    supply = float(supply_pressure(demand, start, ramp, P))
+    supply = float(supply_pressure(*map(jnp.asarray, (demand, start, ramp)), P))
     served = np.clip((supply - start) / ramp, 0, 1)
     np.testing.assert_allclose(served, [1, 1, 0, 0], atol=1e-6)
 

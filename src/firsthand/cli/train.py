@@ -90,7 +90,7 @@ class Train:
                     say(note)
                 say(f"{run.path} has {trainer.episode} of {config.episodes} episodes.")
             try:
-                with stop_on_interrupt(trainer), display:
+                with stop_on_interrupt(trainer, display), display:
                     trainer.train()
             except TrainingStopped as stopped:
                 say(f"firsthand: {stopped}")
@@ -163,8 +163,8 @@ def resume_command(config: Any, run: Any) -> str:
 class stop_on_interrupt:
     """Ctrl-C lets the episode and its files be finished, then stops; a second Ctrl-C stops at once."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Any, display: Any) -> None:
+        self.trainer, self.display = trainer, display
 
     def __enter__(self) -> None:
         self.before = signal.signal(signal.SIGINT, self.handle)
@@ -174,9 +174,7 @@ class stop_on_interrupt:
 
     def handle(self, *_: object) -> None:
         """First: ask. Second: leave."""
-        from ..training.display import say
-
         if self.trainer.stop_requested:
             raise KeyboardInterrupt
         self.trainer.stop_requested = True
-        say("Stopping after this episode; press Ctrl-C again to stop at once.")
+        self.display.stopping()

@@ -16,6 +16,7 @@ from .style import ALARM, INK, PALETTE, REFERENCE, episode_axis, log_scale, noth
 
 FEW = 30
 """A run with at most so many episodes shows each as a dot."""
+NOVEL = "error on the newest episode, before learning from it"
 
 
 # Learning curves.
@@ -55,14 +56,17 @@ def learning_curves(histories: Sequence[History], *, oracle_error_m: float | Non
     shown = []
     for history, color in _colored(histories):
         x, loss, novel = (history.column(name) for name in ("episode", "model_loss", "prediction_error"))
-        label = "" if len(histories) == 1 else f"{history.label}: "
-        other = PALETTE[1] if len(histories) == 1 else color
-        plot_log(model, x, loss, color=color, label=f"{label}model loss, on what it learned from", **_dots(history))
-        text = f"{label}error on the newest episode, before learning from it"
-        plot_log(model, x, novel, color=other, linestyle=(0, (3, 1.5)), label=text, **_dots(history))
+        if len(histories) == 1:
+            labels, other = ("model loss, on what it learned from", NOVEL), PALETTE[1]
+        else:  # the colour tells the run, the dashes what is drawn
+            labels, other = (history.label, None), color
+        plot_log(model, x, loss, color=color, label=labels[0], **_dots(history))
+        plot_log(model, x, novel, color=other, linestyle=(0, (3, 1.5)), label=labels[1], **_dots(history))
         shown += [loss, novel]
     _finish(model, shown, episodes, "model loss")
     model.set_xlabel("episode")
+    if len(histories) > 1:
+        model.plot([], [], color=INK, linestyle=(0, (3, 1.5)), label=NOVEL)
     model.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
     return figure
 
@@ -121,7 +125,7 @@ def path_grid(rows: Sequence[Sequence[PathPanel]], path_axes: PathAxes, *, share
     # The panels are placed in inches: a layout engine lets titles and ticks of panels with equal axes overlap.
     width = 2.3 if across > 1 else 3.6
     heights = [width * (_height(row[0]) if path_axes.equal else 0.75) for row in limits]
-    left, gap, above, below, legend = 0.75, 0.2 if shared else 0.5, 0.5, 0.35, 0.4
+    left, gap, above, below, legend = 0.75, 0.2 if shared else 0.5, 0.5, 0.35, 0.3
     total = left + across * width + (across - 1) * gap + 0.15, legend + sum(heights) + len(rows) * (above + below) + 0.3
     figure = Figure(figsize=total)
     top, handles = total[1] - legend, []

@@ -101,13 +101,16 @@ def _oracle(restored: RestoredRun) -> dict[str, Any] | None:
     return oracle_of(restored, compute=False)
 
 
-def reproduction(restored: RestoredRun) -> tuple[str, list[str]]:
-    """The command that makes the same run, and the settings it cannot express (they were changed from Python)."""
+def reproduction(restored: RestoredRun, episodes: int) -> tuple[str, list[str]]:
+    """The command that makes the same run, and the settings it cannot express (they were changed from Python).
+
+    A run that was resumed may have more `episodes` than it was started with.
+    """
     from ..cli.train import Train
 
     config = restored.config
     words = ["firsthand", "train", config.robot, "--preset", config.preset]
-    words += ["--episodes", str(config.episodes), "--seed", str(config.seed)]
+    words += ["--episodes", str(max(episodes, config.episodes)), "--seed", str(config.seed)]
     if config.payload_kg:
         words += ["--payload", str(config.payload_kg)]
     options = {field.name for field in dataclasses.fields(Train)}

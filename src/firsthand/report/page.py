@@ -192,7 +192,7 @@ def _table(report: RunReport) -> str:
     )
     notes = ["Speeds are the reference's own, so that chatter cannot make ρ look better."]
     if any(kind == "paper" for _, kind, _ in columns):
-        notes.append("Grey columns are table 1 of the paper; they were measured on a real machine.")
+        notes.append("Grey columns are the paper's table 1, measured on a real machine with references of its own.")
     if report.oracle is not None:
         notes.append(f"The oracle reaches {centimetres(report.oracle['shapes_error_m'])} cm together.")
     warning = ""
@@ -253,7 +253,7 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
 
 def _configuration(report: RunReport) -> str:
     restored = report.restored
-    command, others = reproduction(restored)
+    command, others = reproduction(restored, len(report.history))
     provenance = restored.folder.provenance
     note = ""
     if others:

@@ -49,10 +49,22 @@ styled = matplotlib.rc_context(STYLE)
 @styled
 def save(figure: Figure) -> tuple[bytes, bytes]:
     """The figure as PNG and as SVG."""
+    _settle(figure)
     png, svg = io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     return png.getvalue(), svg.getvalue()
+
+
+def _settle(figure: Figure) -> None:
+    """Lay the panels out once, at rounded places: the layout's solver differs in the last bits from call to call."""
+    if figure.get_layout_engine() is None:
+        return
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(value, 5) for value in axes.get_position(original=True).bounds)
+        axes.set_position((left, bottom, width, height))
 
 
 def episode_axis(axes: Axes, episodes: np.ndarray) -> None:
@@ -103,7 +115,7 @@ def log_scale(axes: Axes, values: Sequence[np.ndarray | float]) -> None:
 
 def nothing(axes: Axes) -> None:
     """An empty panel says so."""
-    axes.text(0.5, 0.5, "nothing to show yet", transform=axes.transAxes, ha="center", va="center", color=FAINT)
+    axes.text(0.5, 0.5, "nothing to show", transform=axes.transAxes, ha="center", va="center", color=FAINT)
     axes.yaxis.set_major_locator(NullLocator())
 
 

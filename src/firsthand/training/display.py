@@ -1,5 +1,6 @@
 """The live display of a training run in a terminal; plain lines where there is none."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,13 @@ def duration(seconds: float) -> str:
 class _TwoLines(Progress):
     """The bar with its times, and below it the numbers: together they do not fit into 80 columns."""
 
-    numbers = ""
+    numbers = notice = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
-        if self.numbers:
-            yield Text(self.numbers, no_wrap=True, overflow="ellipsis")
+        for line in (self.numbers, self.notice):
+            if line:
+                yield Text(line, no_wrap=True, overflow="ellipsis")
 
 
 class TrainingDisplay(Callback):
@@ -74,6 +76,17 @@ class TrainingDisplay(Callback):
     def __exit__(self, *_: object) -> None:
         if self.live:
             self.progress.stop()
+
+    def stopping(self) -> None:
+        """Ctrl-C was pressed: say what happens now.
+
+        A signal handler calls this in the middle of anything, also of printing, so nothing is printed through rich.
+        """
+        text = "Stopping after this episode; press Ctrl-C again to stop at once."
+        if self.live:
+            self.progress.notice = text  # the bar is drawn anew several times a second
+        else:
+            os.write(2, f"{text}\n".encode())
 
     def before_episode(self, trainer: Any, episode: int) -> None:
         """After a resume the bar starts where the run is."""

@@ -149,7 +149,7 @@ STEP_CASES = [(joint, sign) for joint in range(4) for sign in (-1, 1)]
 def _step_commands() -> np.ndarray:
     commands = np.zeros((16, SHORT, 4))
     for i, (joint, sign) in enumerate(STEP_CASES):
-        commands[i, :ON] = _one(joint, sign)
+        commands[i, :ON] = _one(joint, float(sign))
         commands[8 + i, :ON] = _one(joint, 0.1 * sign)
     return commands
 
@@ -240,7 +240,7 @@ def mode_frequencies(plant) -> np.ndarray:
 
 def _mode_rows(plant) -> Iterator[Row]:
     found = mode_frequencies(plant)
-    yield Row("oil-column modes", "", 4, 4, len(found), "M")
+    yield Row("oil-column modes", "", 4.0, 4.0, float(len(found)), "M")
     if len(found) == 4:
         yield Row("lowest mode (boom)", "Hz", *around(2.0), found[0], "M")
         yield Row("second mode", "Hz", found[0], found[3], found[1], "M")
@@ -300,13 +300,13 @@ def _lifting_rows(plant) -> Iterator[Row]:
     pressure = np.maximum(force * sign_plus / area_plus, force * sign_minus / area_minus).max(0) / BAR
     relief = plant.parameters.relief / BAR
     for joint, name in enumerate(JOINTS):
-        yield Row(f"900 kg in the box, holding pressure, {name}", "bar", 0, relief, float(pressure[joint]), "E")
+        yield Row(f"900 kg in the box, holding pressure, {name}", "bar", 0.0, relief, float(pressure[joint]), "E")
     loaded = plant.with_payload(payload)
     for joint, sign, verb in ((0, 1, "raises"), (1, -1, "raises")):
         name = JOINTS[joint]
         room = poses[:, joint] > POSITION_LOW[joint] + 0.3
         heaviest = np.argsort(-(np.abs(force[:, joint]) * room))[:RUNS]
-        commands = np.tile(_one(joint, sign), (RUNS, ON, 1))
+        commands = np.tile(_one(joint, float(sign)), (RUNS, ON, 1))
         out = respond(loaded, poses[heaviest], commands)
         slowest = -out[:, -5:, 4 + joint].mean(1).max()
         fact = abs(VELOCITY[sign][joint])
@@ -315,7 +315,7 @@ def _lifting_rows(plant) -> Iterator[Row]:
 
 def characterize(plant: AbstractExcavator) -> list[Row]:
     """Every response of an excavator plant that the facts speak about."""
-    pose = np.asarray(REFERENCE_POSE)
+    pose = np.asarray(REFERENCE_POSE)[None]
     short = respond(plant, pose, np.concatenate([_step_commands(), _together_commands()]))
     long = respond(plant, pose, np.concatenate([_sine_commands(), _stop_commands()]))
     return [

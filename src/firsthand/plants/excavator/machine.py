@@ -1,7 +1,7 @@
 """What the two fidelities have in common: interface, payload, oil temperature, sensors."""
 
 from abc import abstractmethod
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from firsthand.plants.base import AbstractPlant
 from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW
 from firsthand.plants.excavator.parameters import PERIOD_S, ExcavatorParameters
+
+_Excavator = TypeVar("_Excavator", bound="AbstractExcavator")
 
 
 def _number(default: float) -> Any:
@@ -58,7 +60,7 @@ class AbstractExcavator(AbstractPlant):
     def advance(self, state: Any, command: Float[Array, "4"], dt: float) -> Any:
         """A short time `dt` with `command` at the valves: no dead time, no drift. For looking at the modes."""
 
-    def with_payload(self, kg: float | Float[Array, ""]) -> Self:
+    def with_payload(self: _Excavator, kg: float | Float[Array, ""]) -> _Excavator:
         """The same machine with `kg` at the tool; nothing is recompiled."""
         return eqx.tree_at(lambda plant: plant.payload_kg, self, jnp.asarray(kg, self.payload_kg.dtype))
 

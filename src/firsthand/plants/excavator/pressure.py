@@ -16,7 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from firsthand.plants.excavator.chambers import (
     ChamberParameters,
@@ -71,8 +71,8 @@ class PressureState(NamedTuple):
 class Held(NamedTuple):
     """What is held over one slow step (10 ms)."""
 
-    extends: Float[Array, "4"]
-    """Whether the valve feeds the bore side (boolean)."""
+    extends: Bool[Array, "4"]
+    """Whether the valve feeds the bore side."""
     demand: Float[Array, "4"]
     """Flow asked for at the inlet edge, m³/s."""
     drain: Float[Array, "4"]

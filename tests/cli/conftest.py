@@ -1,0 +1,127 @@
+"""Real processes. They share a compilation cache, so that only the first one of each kind compiles."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SETTINGS = {
+    "fast": ("--model-steps", "20", "--policy-steps", "2", "--imagined", "2"),
+    "paper": ("--preset", "paper", "--model-steps", "20"),
+}
+"""Small runs of both presets."""
+EPISODES = 6
+PATIENCE = 600
+"""Seconds after which a process counts as hanging; machines are slow when they are busy."""
+
+
+def one_thread() -> None:
+    """In the child: one core, so that XLA has one thread, and the same bits every time."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+class Firsthand:
+    """Runs `python -m firsthand` in processes of its own."""
+
+    def __init__(self, cache: Path, cwd: Path) -> None:
+        self.cwd = cwd
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "COLUMNS"))},
+            "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            "XDG_CACHE_HOME": str(cache),
+            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+        }
+        self.command = [sys.executable, "-m", "firsthand"]
+
+    def start(self, *arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+        """A process whose output can be read while it runs."""
+        return subprocess.Popen(
+            [*self.command, *map(str, arguments)],
+            cwd=self.cwd,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=one_thread,
+            **options,
+        )
+
+    def __call__(self, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run to the end."""
+        return self.run([*self.command, *map(str, arguments)], **options)
+
+    def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run any command in the same surroundings."""
+        settings = {"cwd": self.cwd, "env": self.environment, "preexec_fn": one_thread, **options}
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, **settings)
+
+    def train(self, out: Path, preset: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """A small run, without a report; it must succeed."""
+        done = self("train", "excavator", "--out", out, *SETTINGS[preset], "--no-report", *arguments)
+        assert done.returncode == 0, done.stderr
+        return done
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the processes of this session have compiled."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def firsthand(cache: Path, tmp_path: Path) -> Firsthand:
+    """Runs the command line in a folder of its own."""
+    return Firsthand(cache, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run of a preset that was never stopped; made once, not to be changed."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+
+    def run(preset: str) -> Path:
+        out = folder / preset
+        if not out.exists():
+            Firsthand(cache, folder).train(out, preset, "--episodes", str(EPISODES))
+        return out
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def begun(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
+    """Copies a run of two episodes to a folder."""
+    folder = tmp_path_factory.mktemp("begun")
+
+    def copy(preset: str, to: Path) -> Path:
+        out = folder / preset
+        if not out.exists():
+            Firsthand(cache, folder).train(out, preset, "--episodes", "2")
+        shutil.copytree(out, to)
+        return to
+
+    return copy
+
+
+def contents(run: Path) -> dict[str, Any]:
+    """Everything that must be equal in equal runs: every byte of data, every metric but the times."""
+    files = sorted(run.glob("*/*.safetensors")) + [run / "best.safetensors"]
+    found: dict[str, Any] = {str(file.relative_to(run)): file.read_bytes() for file in files}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found["metrics"] = [{k: v for k, v in line.items() if k != "update_time_s"} for line in lines]
+    return found
+
+
+def assert_same(run: Path, expected: Path) -> None:
+    """Two runs, bit for bit."""
+    ours, theirs = contents(run), contents(expected)
+    assert sorted(ours) == sorted(theirs)
+    assert [name for name in ours if ours[name] != theirs[name]] == []

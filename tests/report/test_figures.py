@@ -1,0 +1,66 @@
+"""The figures from plain data: several runs in one figure, zeros, nulls, and the numbers behind them."""
+
+import numpy as np
+import pytest
+
+from firsthand.report.data import History, PathAxes, PathPanel, running_mean
+from firsthand.report.figures import health, learning_curves, path_grid
+from firsthand.report.style import plain_number, save
+
+
+def history(label: str, errors: list[float | None]) -> History:
+    rows = [
+        {"episode": k, "robot_time_s": 50.0 * k, "tracking_error_m": e, "controller_loss": e, "step_norm": 0.0}
+        for k, e in enumerate(errors, start=1)
+    ]
+    return History.of(label, rows)
+
+
+def test_running_mean_leaves_out_what_is_not_finite():
+    values = np.asarray([4.0, 2.0, np.nan, 6.0, np.inf])
+    np.testing.assert_allclose(running_mean(values, window=2), [4.0, 3.0, 2.0, 6.0, 6.0])
+    assert np.isnan(running_mean(np.asarray([np.nan]))).all()
+
+
+def test_history_knows_missing_fields_and_counts_the_last_episodes():
+    run = history("a", [1.0, None, 3.0])
+    np.testing.assert_array_equal(run.column("tracking_error_m"), [1.0, np.nan, 3.0])
+    assert np.isnan(run.column("radius")).all()
+    assert [history("a", [1.0] * n).num_recent for n in (1, 8, 40, 400)] == [1, 2, 10, 10]
+    assert history("a", [9.0] * 6 + [2.0, 4.0]).recent("tracking_error_m") == 3.0
+
+
+def test_learning_curves_of_several_runs():
+    runs = [history("one $x", [1.0] * 40), history("two", [2.0, None, 0.0])]
+    figure = learning_curves(runs, oracle_error_m=0.02)
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert labels == ["one $x", "two", "oracle: best possible"]
+    png, svg = save(figure)
+    assert png.startswith(b"\x89PNG")
+    assert b"<svg" in svg
+
+
+@pytest.mark.parametrize("errors", [[None], [0.0, 1e-30, 1e30]])
+def test_log_axes_take_anything(errors):
+    save(learning_curves([history("run", errors)]))
+    figure = health(history("run", errors), step_bound=1.1, steps_per_episode=10, trust_region=True, cg_tolerance=0.01)
+    save(figure)
+
+
+def test_a_wild_path_does_not_hide_the_reference():
+    reference = np.asarray([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
+    wild = PathPanel("wild", ((reference, 100 * reference),), 70.0)
+    lost = PathPanel("lost", ((reference, np.full((3, 2), np.nan)),), float("nan"))
+    figure = path_grid([[wild, lost]], PathAxes(("x", "z"), equal=True))
+    for axes in figure.axes:
+        assert axes.get_xlim()[1] <= 1.6
+    # Equal scales: metres per inch agree.
+    box, axes = figure.axes[0].get_position(), figure.axes[0]
+    width, height = figure.get_size_inches() * (box.width, box.height)
+    assert np.diff(axes.get_xlim())[0] / width == pytest.approx(np.diff(axes.get_ylim())[0] / height)
+    save(figure)
+
+
+def test_tick_labels_are_plain_numbers():
+    shown = [plain_number(v) for v in (0.002, 50.0, 3000.0, 1e-5, 2e6)]
+    assert shown == ["0.002", "50", "3000", "10⁻⁵", "2·10⁶"]

@@ -1,0 +1,227 @@
+"""The report of real, tiny runs: what it holds, that it stands alone, and what it does with bad or missing data."""
+
+import base64
+import json
+import re
+import shutil
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from firsthand.errors import UserError
+from firsthand.plants.base import AbstractPlant
+from firsthand.plants.probes import ScalarPlant
+from firsthand.report import write_report
+from firsthand.robots import SimulatedRobot, registry
+from firsthand.runs import RunFolder
+from firsthand.tasks import excavator_task
+from firsthand.training import Trainer, TrainingConfig
+
+HOSTILE = "excavator<script>alert('$x$')</script>&\"quoted\""
+"""The name of a robot that must not become a tag, an attribute or a formula."""
+FIGURES = ("learning", "shapes", "episodes", "time", "health")
+SMALL = {"model_steps": 5, "model_hidden": (8,), "cg_iterations": 3}
+
+
+class Drives(AbstractPlant):
+    """Four joints that go as fast as they are told: cheap to compile, and with the excavator's measurements."""
+
+    period_s = 0.04
+    num_commands = 4
+    num_measured = 8
+
+    def reset(self, position):
+        return jnp.concat([position, jnp.zeros(4)])
+
+    def step(self, state, command, *, key):
+        return jnp.concat([state[:4] + 0.04 * command, command])
+
+    def measure(self, state, *, key):
+        return state
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and collects what the tests ask for."""
+
+    VOID = ("meta", "img", "br", "link")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def train(path: Path, robot: str, episodes: int) -> Path:
+    config = TrainingConfig.of(robot, "paper", episodes=episodes, seed=3, **SMALL)
+    provenance = {"started_utc": "2026-05-04T13:30:00+00:00", "argv": ["</pre><script>alert(2)</script>"]}
+    with RunFolder.create(path, config.as_dict(), provenance=provenance) as run:
+        Trainer(registry.make_robot(robot, config.make_task(), seed=3), config, run).train()
+    return path
+
+
+@pytest.fixture(scope="module")
+def robots(make_probe_task, tmp_path_factory):
+    """Something like a small excavator, with a hostile name, and a probe whose tracked output has one entry."""
+
+    def probe_task():
+        return make_probe_task(
+            measured=1,
+            command_memory=1,
+            steps=8,
+            preview=(1, 2),
+            command_limit=1.0,
+            length_scale=1.0,
+            change_weight=0.01,
+        )
+
+    def robot_of(plant):
+        return lambda task, payload_kg, seed: SimulatedRobot(plant, task, seed=seed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # no oracle of the user's
+        small = partial(excavator_task, trajectories=2, steps=20, hidden=(8,))
+        patch.setitem(registry.ROBOTS, HOSTILE, (small, robot_of(Drives())))
+        patch.setitem(registry.ROBOTS, "probe", (probe_task, robot_of(ScalarPlant())))
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(robots, tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("runs") / "two", HOSTILE, 2)
+
+
+@pytest.fixture(scope="module")
+def page(finished) -> str:
+    path = write_report(finished)
+    assert path == finished / "report" / "index.html"
+    return path.read_text("utf-8")
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def lines(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_is_one_page_that_needs_nothing_else(page):
+    parsed = Page(page)
+    assert len([link for link in parsed.links if link.startswith("data:image/svg+xml;base64,")]) == len(FIGURES)
+    assert all(link.startswith("data:") for link in parsed.links)
+    assert not {"script", "link", "iframe", "object"} & set(parsed.tags)
+    assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", page).replace("http-equiv", "")
+    assert "@import" not in page
+    assert "url(" not in page
+
+
+def test_headings_come_in_the_agreed_order(page):
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert headings[:2] == ["Learning", "Circle, square and line"]
+    assert headings[2:] == [
+        "Random references",
+        "The newest policy over time",
+        "The metrics of the paper’s table 1",
+        "Health",
+        "Configuration and provenance",
+    ]
+
+
+def test_tells_the_numbers_of_the_metrics(page, finished):
+    text, rows = Page(page).text, lines(finished)
+    first, last = (100 * row["tracking_error_m"] for row in rows)
+    for error in (first, last):
+        assert f"{error:.{2 if error < 10 else 1}f} cm" in text
+    assert "2 episodes · 3 s of robot time · started 2026-05-04 13:30 UTC" in text
+    assert "0 in 2 episodes" in text
+    assert "η/(2√ε) = 1.118" in text
+    assert f"{rows[-1]['limit_hits']} of 40 steps in the last episode" in text
+    assert "52.3" in text  # the paper's column
+    assert "--preset paper --episodes 2 --seed 3 --model-steps 5" in text
+    assert "model_hidden = (8,)" in text
+
+
+def test_figures_lie_beside_the_page(page, finished):
+    for name in FIGURES:
+        assert (finished / "report" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        svg = (finished / "report" / f"{name}.svg").read_bytes()
+        assert b"<svg" in svg
+        assert base64.b64encode(svg).decode() in page
+
+
+def test_hostile_text_stays_text(page):
+    parsed = Page(page)
+    assert "script" not in parsed.tags
+    assert HOSTILE in parsed.text
+    assert "</pre><script>alert(2)</script>" in parsed.text
+
+
+def test_writing_twice_gives_the_same_bytes(page, finished):
+    assert write_report(finished).read_text("utf-8") == page
+
+
+def test_metrics_that_are_null(copied):
+    rows = [{name: None for name in row} | {"episode": row["episode"]} for row in lines(copied)]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = Page(write_report(copied).read_text("utf-8")).text
+    assert "– cm tracking error on random references" in text
+    assert "robot time not known" in text
+    assert "nan" not in re.sub(r"[a-z]*nan[a-z]+", "", text.lower().replace("nan & hutter", ""))
+
+
+def test_a_run_that_is_being_written(copied):
+    """Episode 3 is stored, its metrics are half written, and there is no checkpoint yet."""
+    shutil.copy(copied / "episodes" / "000002.safetensors", copied / "episodes" / "000003.safetensors")
+    with (copied / "metrics.jsonl").open("a") as file:
+        file.write('{"episode": 3, "robot_ti')
+    shutil.rmtree(copied / "checkpoints")
+    shutil.rmtree(copied / "report")
+    assert "2 episodes · 3 s" in Page(write_report(copied).read_text("utf-8")).text
+
+
+def test_one_episode_of_a_robot_with_one_output(robots, tmp_path):
+    text = Page(write_report(train(tmp_path / "one", "probe", 1)).read_text("utf-8")).text
+    assert "random references, the last episode" in text
+    assert "Stay and away" in text
+    assert "52.3" not in text  # the paper has no such robot
+
+
+def test_a_run_without_an_episode_is_said_in_one_sentence(robots, tmp_path):
+    config = TrainingConfig.of("probe", "paper", episodes=1)
+    RunFolder.create(tmp_path / "empty", config.as_dict(), provenance={}).close()
+    with pytest.raises(UserError, match=r"no finished episode yet, so there is nothing to report\.$"):
+        write_report(tmp_path / "empty")
+
+
+def test_the_oracle_is_shown_and_doubted_where_it_is_beaten(finished, monkeypatch):
+    known = {"random_error_m": 0.0123, "shapes_error_m": 1e3, "shapes": {}}
+    monkeypatch.setattr("firsthand.cli.results.oracle_of", lambda restored, *, compute: known)
+    text = Page(write_report(finished).read_text("utf-8")).text
+    assert "reaches 1.23 cm" in text
+    assert "do not read this as a triumph" in text

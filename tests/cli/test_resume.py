@@ -62,11 +62,12 @@ def interrupted(firsthand: Firsthand, *arguments: str | Path, times: int) -> tup
     """The exit code and the words of a training process that gets Ctrl-C while its first episode is on its way."""
     process = firsthand.start("train", "excavator", *arguments)
     assert process.stderr is not None
-    said = ""
+    said, cues = "", ["compiling", "Stopping"][:times]
     try:
         for line in process.stderr:
             said += line
-            if line.startswith("compiling") or (line.startswith("Stopping") and times > 1):
+            if cues and line.startswith(cues[0]):
+                del cues[0]
                 process.send_signal(signal.SIGINT)
         process.wait(PATIENCE)
     finally:

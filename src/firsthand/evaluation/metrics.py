@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.kinematics import tracked_output
@@ -43,22 +43,30 @@ class TrackingMetrics:
 
 
 def tracking_errors(spec: ControlSpec, record: EpisodeRecord) -> Float[np.ndarray, " steps"]:
-    """|p(x_k) − r_k| at every valid step k = 0 … H−1 of every trajectory, one after the other."""
+    """|p(x_k) − r_k| at every step k = 0 … H−1 that happened and was measured, one trajectory after the other."""
     steps = record.commands.shape[1]
     output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
     error = np.linalg.norm(output - record.references[:, :steps], axis=-1)
-    return error[record.valid]
+    return error[seen(record)]
+
+
+def seen(record: EpisodeRecord) -> Bool[np.ndarray, "trajectories steps"]:
+    """Steps that happened and whose measurement is finite: a sensor that dropped out leaves no error to speak of."""
+    return record.valid & np.isfinite(record.measured[:, :-1]).all(axis=-1)
 
 
 def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> TrackingMetrics:
     """The metrics over all steps of all records together."""
     errors = np.concatenate([tracking_errors(spec, record) for record in records])
+    if errors.size == 0:
+        nothing = float("nan")
+        return TrackingMetrics(*(nothing,) * 8, limit_hits=0)
     reference_speed, measured_speed, change = [], [], []
     hits = 0
     low, high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
     margin = LIMIT_TOLERANCE * (high - low)
     for record in records:
-        steps, valid = record.commands.shape[1], record.valid
+        steps, valid = record.commands.shape[1], seen(record)
         both = valid[:, 1:] & valid[:, :-1]
         output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
         for speeds, points in (

@@ -18,6 +18,8 @@ class Buffer(eqx.Module):
     """u, as applied."""
     following: Float[Array, "capacity measured"]
     """y⁺, what was measured next. The rest of x⁺ follows from x and u."""
+    squares: Float[Array, " measured"]
+    """Σ (y⁺ − y)² over all rows, added up episode by episode so that it does not depend on the capacity."""
     size: Int[Array, ""]
     """How many rows are in use."""
 
@@ -29,6 +31,7 @@ class Buffer(eqx.Module):
             jnp.zeros((rows, state)),
             jnp.zeros((rows, commands)),
             jnp.zeros((rows, measured)),
+            jnp.zeros(measured),
             jnp.asarray(0, jnp.int32),
         )
 
@@ -46,10 +49,13 @@ def _write(rows, buffer: Buffer, count: Int[Array, ""]) -> Buffer:
         return jax.lax.dynamic_update_slice_in_dim(store, new, at, axis=0)
 
     states, commands, following = rows
+    used = jnp.arange(states.shape[0]) < count
+    change = following - states[:, : following.shape[1]]
     return Buffer(
         put(buffer.states, states),
         put(buffer.commands, commands),
         put(buffer.following, following),
+        buffer.squares + jnp.sum(jnp.where(used[:, None], change**2, 0.0), axis=0),
         at + count,
     )
 
@@ -83,7 +89,7 @@ def grown(buffer: Buffer, at_least: int) -> Buffer:
             (larger.following, buffer.following),
         )
     ]
-    return Buffer(*copy, buffer.size)
+    return Buffer(*copy, buffer.squares, buffer.size)
 
 
 def sample(

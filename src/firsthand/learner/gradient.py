@@ -1,6 +1,6 @@
 """The closed-loop policy gradient along a trajectory, through the Jacobians of a model of the dynamics.
 
-The paper's estimate (eq. 6, with the ∂g/∂u term that a cost on commands needs) is, for the stacked trajectory,
+The paper's estimate (eq. 5, with the ∂g/∂u term that a cost on commands needs) is, for the stacked trajectory,
 
     ∇̂g = [∂g/∂x (I − (A + BK))⁻¹ B + ∂g/∂u (I + K (I − (A + BK))⁻¹ B)] ∂u/∂φ.
 

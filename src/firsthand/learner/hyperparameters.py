@@ -27,7 +27,7 @@ class Hyperparameters:
     imagined: int = 0
     """Imagined trajectories with fresh references that join the measured ones in each policy step."""
     radius: float = 0.1
-    """First trust-region radius of further policy steps: root mean square change of commands, of a range of [-1, 1]."""
+    """First trust-region radius of further policy steps: root mean square change of commands, in half ranges."""
     radius_most: float = 0.5
     """The radius grows to at most this while predictions come true."""
     excitation: float = 0.0
@@ -64,6 +64,8 @@ class Hyperparameters:
             self._check(name, lambda v: v >= 1, "a whole number of at least 1")
         for name in ("imagined", "model_steps", "excited_episodes"):
             self._check(name, lambda v: v >= 0, "a whole number of at least 0")
+        if self.radius_most < self.radius:
+            raise UserError(f"radius_most is {self.radius_most}, but must be at least radius, which is {self.radius}.")
         if not self.model_hidden or any(width < 1 for width in self.model_hidden):
             raise UserError(f"model_hidden is {self.model_hidden}, but must list widths of at least 1.")
 

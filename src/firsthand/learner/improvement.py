@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ..models import Dynamics, Policy
 from .gradient import closed_loop_gradient, mean_cost
 from .hyperparameters import Hyperparameters
+from .model_learning import keep_if
 from .preconditioner import StepReport, preconditioned_step
 from .rollout import CostFunction, Rollout, imagine, residuals
 
@@ -57,6 +58,12 @@ def improve_policy(
     return improve_on_model(policy, dynamics, cost, rollout, imagined, jnp.asarray(radius), hyper)
 
 
+def half_range(policy: Policy) -> Float[Array, " commands"]:
+    """Half the range of each command channel: what commands are counted in, so that every robot's are of order one."""
+    limits = policy.spec.limits
+    return (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
+
+
 def _one_step(policy, dynamics, cost, data: Rollout, hyper: Hyperparameters):
     gradient = closed_loop_gradient(policy, dynamics, cost, data, hyper.discount, hyper.outlier or None)
     return preconditioned_step(
@@ -69,6 +76,7 @@ def _one_step(policy, dynamics, cost, data: Rollout, hyper: Hyperparameters):
         iterations=hyper.cg_iterations,
         tolerance=hyper.cg_tolerance,
         stride=hyper.jacobian_stride,
+        command_scale=half_range(policy),
     )
 
 
@@ -142,20 +150,21 @@ def improve_on_model(
         states, commands = predict(now.candidate, dynamics, starts, previews, missed)
         data = Rollout(states, commands, previews, jnp.ones(commands.shape, bool), valid)
         value = mean_cost(cost, data)
-        change = jnp.where(rollout.valid[..., None], commands[:measured] - before, 0.0)
+        change = jnp.where(rollout.valid[..., None], (commands[:measured] - before) / half_range(policy), 0.0)
         deviation = jnp.sqrt(jnp.sum(change**2) / commanded)
         first = now.rounds == 0
         keep = (value < now.cost) & (deviation <= radius)  # false where the value is not finite
 
+        best = keep_if(keep, now.candidate, now.best)
+
         def step_on():
-            following, report = _one_step(now.candidate, dynamics, cost, data, hyper)
-            return now.candidate, following, report
+            return _one_step(best, dynamics, cost, data, hyper)
 
         def step_back():
-            shortened = jax.tree.map(lambda b, c: b + BACKTRACK * (c - b), now.best, now.candidate)
-            return now.best, shortened, now.report
+            return jax.tree.map(lambda b, c: b + BACKTRACK * (c - b), best, now.candidate), now.report
 
-        best, candidate, report = jax.lax.cond(keep, step_on, step_back)
+        # The last round only judges: a step from there would never be taken.
+        candidate, report = jax.lax.cond(keep & (now.rounds < hyper.policy_steps), step_on, step_back)
         return _Progress(
             best=best,
             candidate=candidate,

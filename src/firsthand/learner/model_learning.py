@@ -59,9 +59,7 @@ def initial_optimizer(dynamics: Dynamics, hyper: Hyperparameters) -> PyTree:
 def rescale(dynamics: Dynamics, buffer: Buffer) -> Dynamics:
     """The same function, with its change scale set to the size of the changes in the buffer."""
     entries = jnp.asarray(predicted_entries(dynamics.spec))
-    change = (buffer.following - buffer.states[:, : buffer.following.shape[1]])[:, entries]
-    used = jnp.arange(buffer.capacity) < buffer.size
-    mean_square = jnp.sum(jnp.where(used[:, None], change**2, 0.0), axis=0) / jnp.maximum(buffer.size, 1)
+    mean_square = buffer.squares[entries] / jnp.maximum(buffer.size, 1)
     declared = jnp.asarray([dynamics.spec.scales.change_scale[i] for i in predicted_entries(dynamics.spec)])
     # A channel that has hardly moved yet keeps a sane scale: its noise must not be blown up to order one.
     return dynamics.with_change_scale(jnp.maximum(jnp.sqrt(mean_square), 0.02 * declared))

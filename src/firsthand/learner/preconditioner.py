@@ -1,4 +1,4 @@
-"""The trust-region step Δφ = −η Λ⁻¹ ∇ with Λ = ∇∇ᵀ + α J Jᵀ + ε I (eq. 8), without ever forming Λ.
+"""The trust-region step Δφ = −η Λ⁻¹ ∇ with Λ = ∇∇ᵀ + α J Jᵀ + ε I (eq. 7), without ever forming Λ.
 
 By Sherman–Morrison Δφ = −η w / (1 + ∇ᵀw), where (ε I + α J Jᵀ) w = ∇. The linear system is solved by conjugate
 gradients from zero with Jacobian-vector products, so time and memory are linear in the number of parameters and steps.
@@ -43,9 +43,12 @@ class StepReport(NamedTuple):
     """Whether everything was finite and the three bounds held; otherwise Δφ is zero."""
 
 
-def command_jacobian(policy: PyTree, rollout: Rollout, stride: int = 1):
+def command_jacobian(
+    policy: PyTree, rollout: Rollout, stride: int = 1, command_scale: Float[Array, " commands"] | float = 1.0
+):
     """v ↦ Jᵀv and y ↦ Jy for J = ∂u/∂φ of size n_φ × (N·H·m), with the 1/√N of the mean over trajectories.
 
+    u is counted in units of `command_scale` (the half range of each channel), so that α means the same for every robot.
     With a stride s only every s-th step enters, weighted by √s: an estimate of the same J Jᵀ at 1/s of the work.
 
     Returns the flat parameters, the two products, and the function back from flat parameters to a policy.
@@ -58,7 +61,7 @@ def command_jacobian(policy: PyTree, rollout: Rollout, stride: int = 1):
 
     def commands(phi):
         current = eqx.combine(unravel(phi), static)
-        return weight * jax.vmap(jax.vmap(current))(states, previews)
+        return weight * jax.vmap(jax.vmap(current))(states, previews) / command_scale
 
     _, push = jax.linearize(commands, flat)
     transpose = jax.linear_transpose(push, flat)
@@ -103,13 +106,14 @@ def preconditioned_step(
     iterations: int = 30,
     tolerance: float = 1e-2,
     stride: int = 1,
+    command_scale: Float[Array, " commands"] | float = 1.0,
 ) -> tuple[PyTree, StepReport]:
     """The policy after one step of size η, and what the step was like.
 
     `alpha` weighs the change of commands along `rollout`, `epsilon` the change of parameters. A step that is not finite
     or breaks a bound is refused: the policy comes back unchanged with `accepted` false.
     """
-    flat, push, pull, rebuild = command_jacobian(policy, rollout, stride)
+    flat, push, pull, rebuild = command_jacobian(policy, rollout, stride, command_scale)
     nabla, _ = ravel_pytree(gradient)
 
     def product(w):

@@ -110,7 +110,7 @@ class Trainer:
             callback.after_episode(self, summary)
         if int(self.state.refused_in_a_row) >= MOST_REFUSED:
             raise TrainingStopped(
-                f"{MOST_REFUSED} updates in a row were refused because the model or the gradient was not finite "
+                f"{MOST_REFUSED} updates in a row were refused because the model or the policy step was not sound "
                 f"(last at episode {self.episode}); the last good policy is kept."
             )
         return summary

@@ -1,0 +1,287 @@
+"""Whatever is wrong with what the user gave: one sentence, exit code 2, nothing left behind."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from firsthand.cli import main
+
+from .conftest import EPISODES, Firsthand
+
+
+def refused(code: object, out: str, err: str) -> str:
+    """What was said, after checking that it is one sentence."""
+    assert code == 2
+    assert out == ""
+    assert "Traceback" not in err
+    assert re.fullmatch(r"firsthand: [^\n]+\.\n", err), err
+    return err.removeprefix("firsthand: ").rstrip()
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable]:
+    """`refusal(*arguments)`: what the command line says. The current folder must stay as it is."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.setenv(name, os.environ.get(name, "0"))  # main() sets them; this restores them
+
+    def run(*arguments: str | Path) -> str:
+        before = tree(here)
+        with pytest.raises(SystemExit) as end:
+            main([*map(str, arguments)])
+        captured = capsys.readouterr()
+        assert tree(here) == before
+        return refused(end.value.code, captured.out, captured.err)
+
+    yield run
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
+        for p in sorted(folder.rglob("*"))
+        if p.name != "lock"  # says which process was last
+    }
+
+
+# In this process: names and numbers.
+
+
+def test_an_unknown_robot(refusal: Callable) -> None:
+    said = refusal("train", "excavatr")
+    assert said.startswith("There is no robot 'excavatr' (did you mean 'excavator'?); known are excavator, ")
+    assert refusal("train", "excavatr", "--resume").startswith(
+        "There is no robot 'excavatr' (did you mean 'excavator'?)"
+    )
+    assert "did you mean" not in refusal("train", "zzz")
+    assert refusal("characterize", "excavatr").startswith(
+        "There is no robot 'excavatr' to characterize (did you mean 'excavator'?); known are excavator, "
+    )
+
+
+def test_an_unknown_preset(refusal: Callable) -> None:
+    said = refusal("train", "excavator", "--preset", "papr")
+    assert said == "There is no preset 'papr' (did you mean 'paper'?); known are paper, fast."
+
+
+NUMBERS = {
+    "eta": ("-0.5", "0", "nan", "inf", "-inf"),
+    "alpha": ("-0.01", "nan", "inf"),
+    "epsilon": ("-0.05", "0", "nan", "inf"),
+    "discount": ("-0.1", "0", "1.5", "nan", "inf"),
+    "model-rate": ("-1e-3", "0", "nan", "inf"),
+    "policy-steps": ("0", "-3"),
+    "imagined": ("-1",),
+    "model-steps": ("-20",),
+    "episodes": ("0", "-4", "1000000000000"),
+    "seed": ("-1", "4294967296"),
+    "payload": ("-1", "nan", "inf", "1e6"),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NUMBERS.items() for value in values])
+def test_a_number_that_cannot_be(name: str, value: str, refusal: Callable) -> None:
+    said = refusal("train", "excavator", f"--{name}", value)
+    kind = int if value.lstrip("-").isdigit() and name in ("episodes", "seed", "imagined") else float
+    field, _, rest = said.partition(" is ")
+    assert field == name.replace("-", "_")
+    assert kind(re.split(r"[, ]", rest)[0]) == pytest.approx(kind(value), nan_ok=True)
+    assert ", but must " in rest
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e-9", "100"])
+def test_a_speed_that_cannot_be(value: str, refusal: Callable) -> None:
+    assert refusal("evaluate", "anything", "--speed", value).startswith(
+        f"speed is {float(value)}, but must lie between"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("trian",),
+        ("train",),
+        ("train", "excavator", "--episodes", "abc"),
+        ("train", "excavator", "--epsiodes", "3"),
+        ("evaluate",),
+    ],
+)
+def test_what_cannot_be_parsed(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*arguments])
+    captured = capsys.readouterr()
+    assert end.value.code == 2
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert "--help" in captured.err
+
+
+# Folders.
+
+
+@pytest.fixture
+def run(uninterrupted: Callable[[str], Path], refusal: Callable) -> Path:
+    """A copy of a run, in the current folder."""
+    return Path(shutil.copytree(uninterrupted("fast"), "a run"))
+
+
+def resume(*arguments: str | Path) -> tuple[str | Path, ...]:
+    return ("train", "excavator", "--resume", *arguments)
+
+
+def test_resuming_what_is_no_run(refusal: Callable) -> None:
+    assert refusal(*resume("--out", "nowhere")) == ("nowhere does not exist; leave out --resume to start a run there.")
+    assert refusal(*resume()) == ("runs/excavator-fast-seed0 does not exist; leave out --resume to start a run there.")
+    Path("photos").mkdir()
+    Path("photos/cat.jpg").write_bytes(b"cat")
+    assert refusal(*resume("--out", "photos")).startswith("photos is not a run: it has no config.json")
+    assert refusal(*resume("--out", "photos/cat.jpg")).startswith("photos/cat.jpg is a file")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--seed", "7"), "was started with seed = 0, and now it is 7"),
+        (("--eta", "0.25"), "was started with hyper.eta = 0.5, and now it is 0.25"),
+        (("--model-steps", "21"), "was started with hyper.model_steps = 20, and now it is 21"),
+        (("--payload", "100"), "was started with payload_kg = 0.0, and now it is 100.0"),
+        (("--preset", "paper"), 'was started with preset = "fast", and now it is "paper"'),
+    ],
+)
+def test_resuming_with_another_configuration(
+    arguments: tuple[str, ...], words: str, run: Path, refusal: Callable
+) -> None:
+    said = refusal(*resume("--out", run, *arguments))
+    assert said == f"{run} {words}; resume with the same value, or start another run with another --out."
+
+
+def test_resuming_as_another_robot(run: Path, refusal: Callable) -> None:
+    said = refusal("train", "excavator-pressure", "--out", run, "--resume")
+    assert 'was started with robot = "excavator", and now it is "excavator-pressure"' in said
+
+
+def test_resuming_for_fewer_episodes_than_there_are(run: Path, refusal: Callable) -> None:
+    said = refusal(*resume("--out", run, "--episodes", "3"))
+    assert said == f"episodes is 3, but {run} has {EPISODES} already; give at least as many."
+
+
+def test_places_where_no_run_can_start(run: Path, refusal: Callable) -> None:
+    said = refusal("train", "excavator", "--out", run)
+    assert re.fullmatch(r"a run already holds a run \(started 20\S+\); add --resume, or give another --out\.", said)
+    Path("photos").mkdir()
+    Path("photos/cat.jpg").write_bytes(b"cat")
+    assert refusal("train", "excavator", "--out", "photos") == (
+        "photos is not empty and holds no run; give another --out."
+    )
+    assert refusal("train", "excavator", "--out", "photos/cat.jpg") == "photos/cat.jpg is a file; give another --out."
+    assert refusal("train", "excavator", "--out", "photos/cat.jpg/run") == (
+        "cannot make the folder photos/cat.jpg/run: a part of its path is a file, not a folder."
+    )
+    assert "ile name too long" in refusal("train", "excavator", "--out", "x" * 300)
+
+
+def test_a_place_where_nothing_may_be_written(refusal: Callable) -> None:
+    Path("theirs").mkdir(mode=0o555)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        said = refusal("train", "excavator", "--out", Path.cwd() / "theirs" / "run")
+    finally:
+        if root:
+            os.seteuid(0)
+    assert said.endswith(": permission denied.")
+    assert "theirs/run" in said
+
+
+def test_evaluating_what_is_not_there(run: Path, refusal: Callable) -> None:
+    assert refusal("evaluate", "nowhere") == "nowhere does not exist."
+    assert refusal("report", "nowhere") == "nowhere does not exist."
+    for episode in ("99", "0", "-1"):
+        said = refusal("evaluate", run, "--episode", episode)
+        assert said == f"episode is {episode}, but {run} holds episodes 1 to {EPISODES}."
+
+
+def test_a_run_without_an_episode(run: Path, refusal: Callable) -> None:
+    for folder in ("episodes", "checkpoints"):
+        shutil.rmtree(run / folder)
+    (run / "metrics.jsonl").unlink()
+    (run / "best.safetensors").unlink()
+    assert refusal("evaluate", run) == f"{run} has no finished episode yet."
+    assert refusal("evaluate", run, "--episode", "1") == f"episode is 1, but {run} holds episodes none yet."
+    assert f"{run} has no finished episode" in refusal("report", run)
+
+
+@pytest.mark.parametrize("command", [("evaluate",), ("report",), ("train", "excavator", "--resume", "--out")])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text[: len(text) // 2], "is damaged: it is not JSON"),
+        (lambda text: "[]", "is not a run: its config.json has no field 'format'"),
+        (lambda text: edited(text, "format", 99), "has the format 99, and this version of firsthand reads 1"),
+        (lambda text: edited(text, "config", 5), "is damaged: 'config' and 'provenance' must be objects"),
+        (lambda text: edited(text, "config.hyper", 5), "is damaged or was written by another version"),
+        (lambda text: edited(text, "config.hyper.eta", -1), "eta is -1, but must be a positive number"),
+        (lambda text: edited(text, "config.hyper.eta", "nan"), "is damaged or was written by another version"),
+        (lambda text: edited(text, "config.episodes", None), "is damaged or was written by another version"),
+        (lambda text: edited(text, "config.robot", "tractor"), "There is no robot 'tractor'"),
+    ],
+)
+def test_a_damaged_configuration(
+    command: tuple[str, ...], change: Callable[[str], str], words: str, run: Path, refusal: Callable
+) -> None:
+    file = run / "config.json"
+    file.write_text(change(file.read_text()))
+    said = refusal(*command, run)
+    assert words in said
+    assert str(run) in said
+
+
+def edited(text: str, name: str, value: object) -> str:
+    data = json.loads(text)
+    *groups, last = name.split(".")
+    part = data
+    for group in groups:
+        part = part[group]
+    part[last] = value
+    return json.dumps(data)
+
+
+# In processes of their own: that nothing else gets to the terminal, and that the exit code is really 2.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train", "excavatr"), "did you mean 'excavator'?"),
+        (("train", "excavator", "--eta", "nan"), "eta is nan, but must be a positive number."),
+        (("evaluate", "nowhere"), "nowhere does not exist."),
+        (("characterize", "excavatr"), "did you mean 'excavator'?"),
+    ],
+)
+def test_from_outside(arguments: tuple[str, ...], words: str, firsthand: Firsthand) -> None:
+    done = firsthand(*arguments)
+    assert words in refused(done.returncode, done.stdout, done.stderr)
+    assert tree(firsthand.cwd) == {}
+
+
+def test_no_checkpoint_is_good(firsthand: Firsthand, uninterrupted, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted("fast"), run)
+    for file in (run / "checkpoints").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    before = tree(run)
+    done = firsthand("train", "excavator", "--out", run, "--resume")
+    said = refused(done.returncode, done.stdout, done.stderr)
+    assert said.startswith(f"no checkpoint in {run / 'checkpoints'} can be used (")
+    assert f"{EPISODES:06d}.safetensors: it is cut short or is no safetensors file" in said
+    assert tree(run) == before

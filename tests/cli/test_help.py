@@ -1,0 +1,38 @@
+"""Help is there at once: nothing heavy is imported for it."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from firsthand.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    heavy = {"jax", "numpy", "matplotlib", "scipy", "equinox"} & set(sys.modules)
+    assert not heavy, f"imported for help: {heavy}"
+    sys.exit(end.code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ([], ["train", "evaluate", "report", "characterize"]),
+        (["train"], ["ROBOT", "--preset", "--episodes", "--seed", "--out", "--resume", "--eta", "--model-rate"]),
+        (["evaluate"], ["RUN", "--episode", "--speed", "--json", "--oracle"]),
+        (["report"], ["RUN"]),
+        (["characterize"], ["ROBOT"]),
+    ],
+)
+def test_help_names_everything_and_imports_nothing_heavy(command: list[str], names: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *command, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for name in names:
+        assert name in done.stdout
+    assert "None" not in done.stdout
+    assert done.stderr == ""

@@ -21,9 +21,10 @@ PATIENCE = 600
 """Seconds after which a process counts as hanging; machines are slow when they are busy."""
 
 
-def one_thread() -> None:
-    """In the child: one core, so that XLA has one thread, and the same bits every time."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+ONE_CORE = (
+    "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Runs a program on one core: then XLA has one thread, and gives the same bits every time."""
 
 
 class Firsthand:
@@ -39,7 +40,7 @@ class Firsthand:
             "XDG_CACHE_HOME": str(cache),
             "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
         }
-        self.command = [sys.executable, "-m", "firsthand"]
+        self.command = [sys.executable, "-c", ONE_CORE, sys.executable, "-m", "firsthand"]
 
     def start(self, *arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
         """A process whose output can be read while it runs."""
@@ -50,7 +51,6 @@ class Firsthand:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=one_thread,
             **options,
         )
 
@@ -60,7 +60,7 @@ class Firsthand:
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run any command in the same surroundings."""
-        settings = {"cwd": self.cwd, "env": self.environment, "preexec_fn": one_thread, **options}
+        settings = {"cwd": self.cwd, "env": self.environment, **options}
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, **settings)
 
     def train(self, out: Path, preset: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -113,7 +113,7 @@ def begun(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
 def contents(run: Path) -> dict[str, Any]:
     """Everything that must be equal in equal runs: every byte of data, every metric but the times."""
-    files = sorted(run.glob("*/*.safetensors")) + [run / "best.safetensors"]
+    files = [*sorted(run.glob("*/*.safetensors")), run / "best.safetensors"]
     found: dict[str, Any] = {str(file.relative_to(run)): file.read_bytes() for file in files}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found["metrics"] = [{k: v for k, v in line.items() if k != "update_time_s"} for line in lines]

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ def refused(code: object, out: str, err: str) -> str:
 
 
 @pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable]:
+def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable:
     """`refusal(*arguments)`: what the command line says. The current folder must stay as it is."""
     here = tmp_path / "here"
     here.mkdir()
@@ -33,15 +33,21 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     for name in ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "TF_CPP_MIN_LOG_LEVEL"):
         monkeypatch.setenv(name, os.environ.get(name, "0"))  # main() sets them; this restores them
 
-    def run(*arguments: str | Path) -> str:
+    def run(*arguments: str | Path, user: int | None = None) -> str:
         before = tree(here)
-        with pytest.raises(SystemExit) as end:
-            main([*map(str, arguments)])
+        try:
+            if user is not None:
+                os.seteuid(user)
+            with pytest.raises(SystemExit) as end:
+                main([*map(str, arguments)])
+        finally:
+            if user is not None:
+                os.seteuid(0)
         captured = capsys.readouterr()
         assert tree(here) == before
         return refused(end.value.code, captured.out, captured.err)
 
-    yield run
+    return run
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
@@ -190,15 +196,10 @@ def test_places_where_no_run_can_start(run: Path, refusal: Callable) -> None:
 
 
 def test_a_place_where_nothing_may_be_written(refusal: Callable) -> None:
+    refusal("train", "excavatr")  # imports what the other user may not be able to read
     Path("theirs").mkdir(mode=0o555)
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        said = refusal("train", "excavator", "--out", Path.cwd() / "theirs" / "run")
-    finally:
-        if root:
-            os.seteuid(0)
+    nobody = 65534 if os.geteuid() == 0 else None  # root may write everywhere
+    said = refusal("train", "excavator", "--out", Path.cwd() / "theirs" / "run", user=nobody)
     assert said.endswith(": permission denied.")
     assert "theirs/run" in said
 

@@ -47,6 +47,8 @@ def assert_holds(buffer: Buffer, *rollouts: Rollout):
     assert int(buffer.size) == len(expected[0])
     for held, wanted in zip(contents(buffer), expected, strict=True):
         np.testing.assert_array_equal(held, wanted)
+    change = expected[2] - expected[0][:, :MEASURED]
+    np.testing.assert_allclose(buffer.squares, np.sum(change**2, axis=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(1, 2), (5, 8), (8, 8), (9, 16), (1000, 1024)])
@@ -114,6 +116,7 @@ def test_samples_come_from_the_rows_in_use_and_reach_all_of_them():
     unused = np.arange(buffer.capacity)[:, None] >= used
     buffer = Buffer(
         *(jnp.asarray(np.where(unused, np.nan, a)) for a in (buffer.states, buffer.commands, buffer.following)),
+        buffer.squares,
         buffer.size,
     )
     states, commands, following = (np.asarray(a) for a in sample(buffer, 2000, key=jax.random.key(0)))

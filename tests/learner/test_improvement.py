@@ -184,6 +184,7 @@ def leaves(policy):
     return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(policy)])
 
 
+HALF_RANGE = np.array([1.0, 1.5])  # of the toy's commands
 ONCE = Hyperparameters(policy_steps=1, discount=0.9, eta=0.3, alpha=0.02, epsilon=0.1, cg_tolerance=1e-4)
 SEVERAL = Hyperparameters(policy_steps=5, discount=1.0)
 
@@ -196,7 +197,15 @@ def test_one_step_is_the_gradient_and_the_step(float64, toy):
     def by_hand():
         gradient = closed_loop_gradient(policy, model, cost, rollout, 0.9)
         return preconditioned_step(
-            policy, gradient, rollout, eta=0.3, alpha=0.02, epsilon=0.1, iterations=30, tolerance=1e-4
+            policy,
+            gradient,
+            rollout,
+            eta=0.3,
+            alpha=0.02,
+            epsilon=0.1,
+            iterations=30,
+            tolerance=1e-4,
+            command_scale=jnp.asarray(HALF_RANGE),
         )
 
     expected, step = by_hand()
@@ -247,7 +256,8 @@ def test_several_steps_keep_their_word(float64, toy, radius):
     assert 1 <= int(report.steps_taken) <= 5
     assert report.step.accepted
     np.testing.assert_allclose(report.predicted_cost, cost_of(cost, after), rtol=1e-9)
-    deviation = np.sqrt(np.mean(np.square(np.asarray(after.commands) - np.asarray(rollout.commands))))
+    change = (np.asarray(after.commands) - np.asarray(rollout.commands)) / HALF_RANGE
+    deviation = np.sqrt(np.mean(change**2))
     np.testing.assert_allclose(report.deviation, deviation, rtol=1e-9)
     assert 0 < deviation <= radius
     assert report.predicted_cost < report.cost

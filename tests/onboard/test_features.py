@@ -156,7 +156,7 @@ def test_the_chain_against_complex_numbers():
 def test_the_jacobian_is_the_derivative():
     q = np.array([-0.85, 1.2, 0.6, 0.8])
     with jax.enable_x64(True):
-        expected = jax.jacfwd(lambda position: output_of_positions(CHAIN, position))(jax.numpy.asarray(q))
+        expected = jax.jit(jax.jacfwd(lambda position: output_of_positions(CHAIN, position)))(jax.numpy.asarray(q))
     np.testing.assert_allclose(chain_jacobian(CHAIN, q), expected, atol=1e-8)
 
 
@@ -174,26 +174,30 @@ def test_a_measured_output_has_no_forward_kinematics(small_spec):
 def nearest_by_slsqp(point, guess):
     """The least Σ((q − middle)/(half range))² at this point, from several starts, by scipy."""
     middle, half = (LOW + HIGH) / 2, (HIGH - LOW) / 2
+
+    def miss(z):
+        return output_of_positions(CHAIN, middle + half * z) - point
+
     runs = [
         scipy.optimize.minimize(
             lambda z: z @ z,
             start,
             jac=lambda z: 2 * z,
             bounds=[(-1, 1)] * 4,
-            constraints={"type": "eq", "fun": lambda z: output_of_positions(CHAIN, middle + half * z) - point},
+            constraints={"type": "eq", "fun": miss},
             method="SLSQP",
-            options={"ftol": 1e-14, "maxiter": 300},
+            options={"ftol": 1e-13, "maxiter": 200},
         )
         for start in (np.zeros(4), (guess - middle) / half)
     ]
-    best = min((run for run in runs if run.success), key=lambda run: run.fun)
+    best = min((run for run in runs if np.linalg.norm(miss(run.x)) < 1e-7), key=lambda run: run.fun)
     return middle + half * best.x, best.fun
 
 
 def test_the_nearest_configuration_against_slsqp():
     rng = np.random.default_rng(0)
     middle, half = (LOW + HIGH) / 2, (HIGH - LOW) / 2
-    for q in middle + half * rng.uniform(-0.8, 0.8, (25, 4)):
+    for q in middle + half * rng.uniform(-0.8, 0.8, (15, 4)):
         point = output_of_positions(CHAIN, q)
         found = nearest_configuration(CHAIN, point, low=LOW, high=HIGH)
         np.testing.assert_allclose(output_of_positions(CHAIN, found), point, atol=1e-5)

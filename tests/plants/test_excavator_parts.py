@@ -42,6 +42,11 @@ from firsthand.plants.excavator.parameters import BAR, PERIOD_S, ExcavatorParame
 P = ExcavatorParameters()
 
 
+@jax.jit
+def supply(demand, start, ramp):
+    return supply_pressure(demand, start, ramp, P)
+
+
 def kg(value):
     return jnp.asarray(value, float)
 
@@ -144,10 +149,11 @@ def test_supply_pressure_is_the_root_a_bracketing_solver_finds():
         demand = rng.uniform(0.1, 2, 4) * P.pump_flow
         start, ramp = rng.uniform(0, 300, 4) * BAR, rng.uniform(20, 100, 4) * BAR
         expected = brentq(flow_sum, 0.0, P.relief + RELIEF_RAMP, args=(demand, start, ramp), xtol=1e-6)
-        assert float(supply_pressure(*map(jnp.asarray, (demand, start, ramp)), P)) == pytest.approx(expected, abs=1.0)
+        assert float(supply(demand, start, ramp)) == pytest.approx(expected, abs=1.0)
 
 
 def test_supply_pressure_is_differentiated_at_the_root():
+    tangent_of = jax.jit(lambda at, along: jax.jvp(supply, at, along))
     rng = np.random.default_rng(1)
     for _ in range(20):
         arguments = (
@@ -157,20 +163,17 @@ def test_supply_pressure_is_differentiated_at_the_root():
         )
         arguments = tuple(map(jnp.asarray, arguments))
         directions = tuple(rng.normal(size=4) * jnp.mean(a) for a in arguments)
-        _, tangent = jax.jvp(lambda *a: supply_pressure(*a, P), arguments, directions)
+        _, tangent = tangent_of(arguments, directions)
         h = 1e-6
-        up, down = (
-            supply_pressure(*(a + sign * h * d for a, d in zip(arguments, directions, strict=True)), P)
-            for sign in (1, -1)
-        )
+        up, down = (supply(*(a + sign * h * d for a, d in zip(arguments, directions, strict=True))) for sign in (1, -1))
         assert float(tangent) == pytest.approx(float((up - down) / (2 * h)), rel=1e-5, abs=1.0)
 
 
 def test_the_highest_load_starves_first():
     demand = np.full(4, 0.5 * P.pump_flow)
     start, ramp = np.array([50, 100, 150, 200]) * BAR, np.full(4, 20 * BAR)
-    supply = float(supply_pressure(*map(jnp.asarray, (demand, start, ramp)), P))
-    served = np.clip((supply - start) / ramp, 0, 1)
+    pressure = float(supply(demand, start, ramp))
+    served = np.clip((pressure - start) / ramp, 0, 1)
     np.testing.assert_allclose(served, [1, 1, 0, 0], atol=1e-6)
 
 

@@ -4,17 +4,19 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ..runs import atomic
+from . import figures
+from .data import PathAxes
+from .gather import RunReport, gather
+from .page import render
+from .style import save
+
 
 def write_report(path: Path) -> Path:
     """Write RUN/report/index.html, one file with everything in it, and each figure as PNG and SVG beside it.
 
     The run may still be going on. Returns where the page is.
     """
-    from ..runs import atomic
-    from .gather import gather
-    from .page import render
-    from .style import save
-
     report = gather(Path(path))
     saved = {name: save(figure) for name, figure in figures_of(report).items()}
     folder = report.restored.folder.report_dir
@@ -27,16 +29,12 @@ def write_report(path: Path) -> Path:
     return page
 
 
-def figures_of(report) -> dict[str, Figure]:
-    """The figures of a `RunReport` by the names of their files."""
-    from . import figures
-    from .data import PathAxes
-
+def figures_of(report: RunReport) -> dict[str, Figure]:
+    """The figures of a run by the names of their files."""
     task, axes = report.restored.task, PathAxes.of(report.restored.task.spec)
+    oracle = None if report.oracle is None else report.oracle["random_error_m"]
     return {
-        "learning": figures.learning_curves(
-            [report.history], oracle_error_m=report.oracle and report.oracle["random_error_m"]
-        ),
+        "learning": figures.learning_curves([report.history], oracle_error_m=oracle),
         "shapes": figures.path_grid(report.shapes, axes),
         "episodes": figures.path_grid([report.episodes], axes, shared=False),
         "time": figures.time_series(report.series),

@@ -221,11 +221,10 @@ def time_series(series: TimeSeries) -> Figure:
     grid = figure.add_gridspec(rows + 1, 2, height_ratios=[1.35, *([1.0] * rows)])
     error = figure.add_subplot(grid[0, :])
     error.plot(series.time, 100 * np.where(np.isfinite(series.error_m), series.error_m, np.nan), color=PALETTE[0])
-    error.axhline(100 * finite_mean(series.error_m), color=INK, linewidth=1.0, linestyle=":", label="mean")
-    error.legend(loc="upper right")
+    error.axhline(100 * finite_mean(series.error_m), color=INK, linewidth=1.0, linestyle=":")
     error.set_ylabel("error (cm)")
     error.set_ylim(bottom=0)
-    error.set_title(f"{series.title}: tracking error", loc="left")
+    error.set_title(f"{series.title}: tracking error (dotted: its mean)", loc="left")
     for column, (title, channels) in enumerate((("Commands", series.commands), ("Joint positions", series.positions))):
         for row, channel in enumerate(channels):
             axes = figure.add_subplot(grid[row + 1, column], sharex=error)

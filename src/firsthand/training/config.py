@@ -78,6 +78,7 @@ class TrainingConfig:
             hyper = dict(data["hyper"])
             hyper["model_hidden"] = tuple(hyper["model_hidden"])
             fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name != "hyper"}
+            make_task(fields["robot"])
             return TrainingConfig(hyper=Hyperparameters(**hyper), **fields)
         except KeyError as error:
             why = f"the field {error} is missing"

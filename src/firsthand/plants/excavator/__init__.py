@@ -1,7 +1,5 @@
 """The simulated Menzi Muck M545 arm, in two fidelities."""
 
-from firsthand.plants.excavator.characterize import Row as Row
-from firsthand.plants.excavator.characterize import characterize as characterize
 from firsthand.plants.excavator.flow import ExcavatorFlow as ExcavatorFlow
 from firsthand.plants.excavator.flow import FlowState as FlowState
 from firsthand.plants.excavator.parameters import PAYLOADS as PAYLOADS

@@ -162,7 +162,7 @@ def _step_rows(out: np.ndarray) -> Iterator[Row]:
         speed = velocity[ON - 5 : ON].mean()
         yield Row(f"speed, {label}", f"{unit}/s", *around(VELOCITY[sign][joint]), speed, "M")
         if (joint, sign) != (2, -1):  # A measured speed contradicts the one read for the retracting telescope.
-            arm = np.asarray(jax.vmap(moment_arms)(jnp.asarray(out[i, ON - 5 : ON, :4])))[:, joint]
+            arm = np.asarray(jax.jit(jax.vmap(moment_arms))(jnp.asarray(out[i, ON - 5 : ON, :4])))[:, joint]
             cylinder = np.abs(velocity[ON - 5 : ON] * arm).mean()
             yield Row(f"cylinder speed, {label}", "m/s", *around(CYLINDER_SPEED[sign][joint]), cylinder, "S")
         yield Row(f"rise to 10 %, {label}", "s", 0.10, 0.19, _time_of(0.1, velocity[:ON] / speed), "M")
@@ -254,8 +254,8 @@ def _geometry_rows() -> Iterator[Row]:
         yield Row(f"tip {axis} in the reference pose", "m", fact - 0.001, fact + 0.001, float(value), "S")
     poses = jnp.tile(jnp.asarray(REFERENCE_POSE), (101, 1))
     poses = poses.at[:, 0].set(jnp.linspace(POSITION_LOW[0], POSITION_HIGH[0], 101))
-    arms = np.abs(np.asarray(jax.vmap(moment_arms)(poses))[:, 0])
-    lengths = np.asarray(jax.vmap(cylinder_lengths)(poses))[:, 0]
+    arms = np.abs(np.asarray(jax.jit(jax.vmap(moment_arms))(poses))[:, 0])
+    lengths = np.asarray(jax.jit(jax.vmap(cylinder_lengths))(poses))[:, 0]
     yield Row("boom moment arm, smallest", "m", *around(0.25), float(arms.min()), "S")
     yield Row("boom moment arm, largest", "m", *around(0.40), float(arms.max()), "S")
     yield Row("boom stroke", "m", 0.615, 0.625, float(np.ptp(lengths)), "S")

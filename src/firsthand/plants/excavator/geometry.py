@@ -25,14 +25,21 @@ REFERENCE_TIP = (5.799, 0.856)
 """Where the shovel tip is in the reference pose, m (S)."""
 
 BOOM_PIVOT = (0.703, 0.549)
+"""(x, z) from the cabin's origin, m (S)."""
 BOOM_LENGTH = 2.84
+"""Boom pivot to dipper pivot, m (S)."""
 DIPPER_ALONG = 2.027
+"""Dipper pivot to pitch pivot along the dipper with the telescope in, m (S)."""
 DIPPER_PERPENDICULAR = 0.369
+"""The same across the dipper, m (S)."""
 TIP_ALONG = 1.418
+"""Pitch pivot to shovel tip, m (S)."""
 TIP_PERPENDICULAR = 0.053
+"""The same across the tool, m (S)."""
 
 WORKSPACE_X = (3.5, 6.5)
 WORKSPACE_Z = (0.5, 5.0)
+"""The box in which references are drawn and the large payload must be lifted, m."""
 
 
 class Body(NamedTuple):

@@ -1,0 +1,101 @@
+"""The metrics of table 1 against numbers worked by hand."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from firsthand.evaluation import evaluate, tracking_errors, tracking_metrics
+from firsthand.models import Policy
+from firsthand.plants.probes import ScalarPlant
+from firsthand.robots import EpisodeRecord, SimulatedRobot
+from firsthand.tasks import Task
+
+
+@pytest.fixture(scope="module")
+def task(make_probe_task) -> Task:
+    """One position in [-10, 10], a period of 0.1 s."""
+    return make_probe_task(
+        measured=1,
+        command_memory=1,
+        steps=4,
+        preview=(1,),
+        command_limit=1.0,
+        length_scale=1.0,
+        change_weight=0.01,
+        trajectories=2,
+    )
+
+
+@pytest.fixture
+def record() -> EpisodeRecord:
+    """Two trajectories of four steps; the second was cut short after its third."""
+    measured = np.array([[0.0, 0.1, 0.3, 0.6, 1.0], [2.0, 2.0, 9.96, 5.0, 5.0]], np.float32)
+    references = np.array([[0.0, 0.2, 0.4, 0.6, 0.8], [2.0, 1.0, 9.96, 9.0, 9.0]], np.float32)
+    commands = np.array([[0.0, 0.5, 0.5, -0.5], [1.0, 1.0, 0.0, 1.0]], np.float32)
+    valid = np.ones((2, 4), bool)
+    valid[1, 3] = False
+    return EpisodeRecord(
+        starts=np.zeros((2, 2), np.float32),
+        measured=measured[..., None],
+        commands=commands[..., None],
+        references=references[..., None],
+        free=np.ones((2, 4, 1), bool),
+        valid=valid,
+    )
+
+
+def test_metrics_worked_by_hand(task: Task, record: EpisodeRecord) -> None:
+    # Errors: 0, 0.1, 0.1, 0 and 0, 1, 0.
+    np.testing.assert_allclose(tracking_errors(task.spec, record), [0, 0.1, 0.1, 0, 0, 1, 0], atol=1e-6)
+    metrics = tracking_metrics(task.spec, (record,))
+    assert metrics.mean_error_m == pytest.approx(1.2 / 7, abs=1e-6)
+    assert metrics.max_error_m == pytest.approx(1.0)
+    assert metrics.rms_error_m == pytest.approx((1.02 / 7) ** 0.5, abs=1e-6)
+    # Reference: three steps of 0.2, then of 1 and 8.96, each in 0.1 s.
+    assert metrics.mean_speed_m_s == pytest.approx((3 * 2 + 10 + 89.6) / 5, rel=1e-6)
+    assert metrics.max_speed_m_s == pytest.approx(89.6, rel=1e-6)
+    assert metrics.rho_s == pytest.approx(1.0 / 89.6, rel=1e-6)
+    # Measured: 0.1, 0.2, 0.3, then 0 and 7.96.
+    assert metrics.measured_mean_speed_m_s == pytest.approx((1 + 2 + 3 + 0 + 79.6) / 5, rel=1e-6)
+    # |Δu|: 0.5, 0, 1, then 0, 1.
+    assert metrics.command_change == pytest.approx(2.5 / 5)
+    # 9.96 is within 0.5 % of the range of 20 from the upper limit.
+    assert metrics.limit_hits == 1
+
+
+def test_several_records_count_step_by_step(task: Task, record: EpisodeRecord) -> None:
+    one = dataclasses.replace(record, **{name: array[:1] for name, array in record.arrays().items()})
+    other = dataclasses.replace(record, **{name: array[1:] for name, array in record.arrays().items()})
+    assert tracking_metrics(task.spec, (one, other)) == tracking_metrics(task.spec, (record,))
+    # Chatter of the robot does not improve ρ: only the reference's speed counts.
+    shaken = dataclasses.replace(one, measured=one.measured + np.float32([[[0.1], [-0.1], [0.1], [-0.1], [0.1]]]))
+    assert tracking_metrics(task.spec, (shaken,)).max_speed_m_s == tracking_metrics(task.spec, (one,)).max_speed_m_s
+
+
+def test_a_sample_that_is_not_a_number_is_left_out(task: Task, record: EpisodeRecord) -> None:
+    measured = record.measured.copy()
+    measured[0, 1] = np.nan
+    metrics = tracking_metrics(task.spec, (dataclasses.replace(record, measured=measured),))
+    assert metrics.mean_error_m == pytest.approx(1.1 / 6, abs=1e-6)
+    assert metrics.max_error_m == pytest.approx(1.0)
+    assert np.isfinite(metrics.measured_mean_speed_m_s)
+
+
+def test_an_evaluation_is_the_same_every_time_and_leaves_the_robot_alone(task: Task) -> None:
+    robot = SimulatedRobot(ScalarPlant(), task)
+    policy = Policy.random(task.spec, key=jax.random.key(0), last_gain=0.5)
+    before = robot.measured()
+    first, second = evaluate(robot, policy), evaluate(robot, policy)
+    np.testing.assert_array_equal(robot.measured(), before)
+    # As text, because ρ of a reference that stands still is NaN, which is not equal to itself.
+    assert repr(first.metrics) == repr(second.metrics)
+    assert [r.name for r in first.references] == ["stay", "away"]
+    assert [len(record.commands[0]) for record in first.records] == [7, 12]
+    data = json.loads(json.dumps(first.as_dict()))
+    assert set(data["references"]) == {"stay", "away"}
+    assert data["references"]["away"]["mean_speed_m_s"] == pytest.approx(0.3)
+    # Twice as fast when asked.
+    assert evaluate(robot, policy, speed=0.6).metrics[1].mean_speed_m_s == pytest.approx(0.6)

@@ -1,0 +1,85 @@
+"""The cost of one step, worked by hand, and what a task refuses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from firsthand.errors import UserError
+from firsthand.tasks.cost import TrackingCost
+
+
+def test_the_cost_worked_by_hand(toy_spec):
+    """Output (0.5, −0.3) against (0.2, 0.1) over L = 0.5: 4·(0.09 + 0.16) = 1. Command ranges 2 and 3.
+
+    u = (0.4, −0.5), u₋₁ = (0.1, 1.0): changes 0.3/1 and −1.5/1.5, so |Δ|² = 0.09 + 1. Joints are well inside.
+    """
+    cost = TrackingCost(toy_spec, length_scale=0.5, change_weight=0.01, limit_weight=0.1)
+    state = jnp.asarray([0.5, -0.3, 9.0, 9.0, 0.1, 1.0, 9.0, 9.0])
+    found = cost(state, jnp.asarray([0.4, -0.5]), jnp.asarray([0.2, 0.1]))
+    assert float(found) == pytest.approx(1.0 + 0.01 * 1.09, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("position", "inside"),
+    [
+        (2.4, 0.0),  # the range is 6, the margin 0.6: it begins at 2.4
+        (2.7, 0.25),
+        (3.0, 1.0),
+        (3.3, 2.25),
+        (-2.4, 0.0),
+        (-2.7, 0.25),
+        (-3.0, 1.0),
+    ],
+)
+def test_the_limit_term_rises_from_the_margin_to_its_weight_at_the_limit(toy_spec, position, inside):
+    cost = TrackingCost(toy_spec, length_scale=1.0, change_weight=0.0, limit_weight=0.2, limit_margin=0.1)
+    state = jnp.asarray([position, 0.0, 0, 0, 0, 0, 0, 0])
+    found = cost(state, jnp.asarray([0.0, 0.0]), jnp.asarray([position, 0.0]))
+    assert float(found) == pytest.approx(0.2 * inside, rel=1e-4, abs=1e-9)
+
+
+def test_following_exactly_without_moving_the_command_costs_nothing(toy_spec):
+    cost = TrackingCost(toy_spec, length_scale=1.0)
+    state = jnp.asarray([0.5, -0.3, 9.0, 9.0, 0.1, 1.0, 9.0, 9.0])
+    arguments = (state, jnp.asarray([0.1, 1.0]), jnp.asarray([0.5, -0.3]))
+    value, slopes = jax.value_and_grad(cost, argnums=(0, 1))(*arguments)
+    assert float(value) == 0.0
+    for slope in slopes:
+        np.testing.assert_array_equal(slope, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("length_scale", 0.0),
+        ("length_scale", float("nan")),
+        ("change_weight", -0.1),
+        ("change_weight", float("inf")),
+        ("limit_weight", -1.0),
+        ("limit_margin", 0.0),
+        ("limit_margin", 0.5),
+    ],
+)
+def test_a_wrong_weight_is_named(toy_spec, name, value):
+    with pytest.raises(UserError, match=f"^{name} is "):
+        TrackingCost(toy_spec, **{"length_scale": 1.0, name: value})
+
+
+def test_a_task_checks_its_home_and_its_trajectories(make_probe_task):
+    task = make_probe_task(
+        measured=1,
+        command_memory=1,
+        steps=10,
+        preview=(1,),
+        command_limit=1.0,
+        length_scale=1.0,
+        change_weight=0.01,
+    )
+    with pytest.raises(UserError, match="^home has 2 entries, but must have 1"):
+        dataclasses.replace(task, home=(0.0, 0.0))
+    with pytest.raises(UserError, match="^trajectories is 0"):
+        dataclasses.replace(task, trajectories=0)
+    assert (task.name, task.steps, task.episode_s) == ("probe", 10, pytest.approx(6 * 10 * 0.1))

@@ -14,13 +14,13 @@ from firsthand.evaluation.oracle import (
     store_oracle,
     train_oracle,
 )
-from firsthand.plants.linear_quadratic import augmented_system, solve_tracking
+from firsthand.plants.linear_quadratic import augmented_system, preview_policy_cost, solve_tracking
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 from firsthand.robots import SimulatedRobot
 from firsthand.tasks import Task
 from firsthand.tasks.base import EvaluationReference
 
-LENGTH, CHANGE, LIMIT = 0.3, 0.05, 4.0
+LENGTH, CHANGE, LIMIT = 0.3, 5.0, 4.0
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +45,20 @@ def test_the_oracle_reaches_the_known_optimum(task: Task) -> None:
         EvaluationReference(str(i), points[: task.steps], start)
         for i, (start, points) in enumerate(zip(starts, references, strict=True))
     )
-    reached, best, errors = [], [], []
+    system, weights = augmented_system(plant, 1), {"length_scale": LENGTH, "change_weight": CHANGE / LIMIT**2}
+    reached, best, of_its_class, errors = [], [], [], []
     for reference, record in zip(held_out, SimulatedRobot(plant, task).follow(policy, held_out), strict=True):
         error = record.measured[0, :-1] - reference.points
         change = np.diff(record.commands[0], axis=0, prepend=0.0) / LIMIT
         reached.append(np.mean(error**2) / LENGTH**2 + CHANGE * np.mean(change**2))
         errors.append(np.mean(np.abs(error)))
-        solution = solve_tracking(
-            augmented_system(plant, 1),
-            reference.points.astype(float),
-            length_scale=LENGTH,
-            change_weight=CHANGE / LIMIT**2,
-        )
-        best.append(solution.cost(np.array([reference.start[0], 0.0])))
-    assert np.mean(best) <= np.mean(reached) <= 1.05 * np.mean(best)
+        target, start = reference.points.astype(float), np.array([reference.start[0], 0.0])
+        best.append(solve_tracking(system, target, **weights).cost(start))
+        of_its_class.append(preview_policy_cost(system, target, start, preview=3, **weights))
+    # Nothing beats the controller that knows the whole reference. One gain for all steps and a preview of three points,
+    # which is what the policy class can do, costs a tenth more; the oracle must come close to that.
+    assert np.mean(best) <= np.mean(reached) <= 1.15 * np.mean(best)
+    assert np.mean(reached) <= 1.04 * np.mean(of_its_class)
     # What it reports is what it does, on references like these.
     assert result.random_error_m == pytest.approx(np.mean(errors), rel=0.2)
     assert set(result.shapes) == {"stay", "away"}
@@ -86,7 +86,6 @@ def test_an_oracle_is_found_again_only_for_the_same_question(task: Task, make_pr
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.xfail(strict=True, reason="oracle.fingerprint leaves out the evaluation references and their speed")
 def test_an_oracle_belongs_to_its_evaluation_references(task: Task) -> None:
     faster = dataclasses.replace(task, evaluation_speed=2 * task.evaluation_speed)
     assert fingerprint(ScalarPlant(), faster, OracleBudget()) != fingerprint(ScalarPlant(), task, OracleBudget())

@@ -21,7 +21,8 @@ PAPER = {
 def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str, Any] | None) -> None:
     """The metrics of table 1, per reference and together, beside the paper's columns."""
     # No frame, so that it fits into 80 columns also while errors are metres.
-    table = Table(title=f"{restored.config.robot}: references the learner never saw", box=SIMPLE_HEAD)
+    title = f"{restored.config.robot}: references the learner never saw"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
     for heading in ("v avg\ncm/s", "v max\ncm/s", "error\nmean cm", "error\nmax cm", "ρ\ns", "|Δu|\n", "limit\nhits"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -39,7 +39,7 @@ def command_sensitivities(
     dynamics: DynamicsFunction,
     cost: CostFunction,
     rollout: Rollout,
-    discount: float = 1.0,
+    discount: Float[Array, ""] | float = 1.0,
 ) -> Float[Array, "steps commands"]:
     """μ_τ = ∂c/∂u_τ + Bᵀ λ_{τ+1} for one trajectory: how its cost changes with each command, feedback included.
 
@@ -69,7 +69,7 @@ def closed_loop_gradient(
     dynamics: DynamicsFunction,
     cost: CostFunction,
     rollout: Rollout,
-    discount: float = 1.0,
+    discount: Float[Array, ""] | float = 1.0,
     outlier: float | None = None,
 ) -> PyTree:
     """∇̂_φ of the mean cost over steps and trajectories, as a pytree like `policy` (arrays only).
@@ -91,3 +91,41 @@ def closed_loop_gradient(
 
     _, pull = jax.vjp(commands, parameters)
     return pull(mu)[0]
+
+
+SHRINK = 0.92
+MOST_TRIES = 6
+
+
+def damped_gradient(
+    policy: PyTree,
+    dynamics: DynamicsFunction,
+    cost: CostFunction,
+    rollout: Rollout,
+    discount: float,
+    limit: float,
+    outlier: float | None = None,
+) -> tuple[PyTree, Float[Array, ""]]:
+    """The closed-loop gradient with the largest discount γ ≤ `discount` at which its norm is at most `limit`, and γ.
+
+    Where the model believes the closed loop unstable, the gradient grows without bound along the trajectory, and the
+    preconditioned step, which falls like 1/‖∇‖, stops all learning. A smaller γ looks less far ahead and stays
+    meaningful: γ, 0.92 γ, 0.92² γ, … are tried in turn.
+    """
+
+    def again(carry):
+        gamma, _, _, tries = carry
+        gamma = jnp.where(tries == 0, gamma, SHRINK * gamma)
+        gradient = closed_loop_gradient(policy, dynamics, cost, rollout, gamma, outlier)
+        norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
+        return gamma, gradient, norm, tries + 1
+
+    def unfinished(carry):
+        _, _, norm, tries = carry
+        return ~(norm <= limit) & (tries < MOST_TRIES)
+
+    nothing = jax.tree.map(jnp.zeros_like, eqx.filter(policy, eqx.is_array))
+    dtype = rollout.states.dtype
+    start = (jnp.asarray(discount, dtype), nothing, jnp.asarray(jnp.inf, dtype), jnp.asarray(0, jnp.int32))
+    gamma, gradient, _, _ = jax.lax.while_loop(unfinished, again, start)
+    return gradient, gamma

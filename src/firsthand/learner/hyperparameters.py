@@ -18,6 +18,8 @@ class Hyperparameters:
     """ε: weighs the change of parameters in the preconditioner."""
     discount: float = 0.97
     """γ: multiplies A + BK in the gradient; below 1 it damps a loop that is not yet stable."""
+    gradient_limit: float = 20.0
+    """A gradient whose norm exceeds this is taken again with a smaller γ."""
     outlier: float = 0.0
     """A trajectory whose sensitivities exceed the median's by this factor is scaled down to it; 0 is off."""
     initial_command: float = 0.1
@@ -30,7 +32,7 @@ class Hyperparameters:
     """First trust-region radius of further policy steps: root mean square change of commands, in half ranges."""
     radius_most: float = 0.5
     """The radius grows to at most this while predictions come true."""
-    excitation: float = 0.0
+    excitation: float = 0.5
     """Amplitude of smooth random commands added to the policy's in the first episodes: the model must see motion."""
     excited_episodes: int = 1
     """In how many first episodes the excitation is added."""
@@ -54,7 +56,16 @@ class Hyperparameters:
     """Units per hidden layer of the dynamics model."""
 
     def __post_init__(self) -> None:
-        for name in ("eta", "epsilon", "model_rate", "cg_tolerance", "initial_command", "radius", "radius_most"):
+        for name in (
+            "eta",
+            "epsilon",
+            "model_rate",
+            "cg_tolerance",
+            "initial_command",
+            "radius",
+            "radius_most",
+            "gradient_limit",
+        ):
             self._check(name, lambda v: v > 0, "a positive number")
         for name in ("alpha", "excitation", "outlier"):
             self._check(name, lambda v: v >= 0, "zero or a positive number")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..models import Dynamics, Policy
-from .gradient import closed_loop_gradient, mean_cost
+from .gradient import damped_gradient, mean_cost
 from .hyperparameters import Hyperparameters
 from .model_learning import keep_if
 from .preconditioner import StepReport, preconditioned_step
@@ -65,8 +65,10 @@ def half_range(policy: Policy) -> Float[Array, " commands"]:
 
 
 def _one_step(policy, dynamics, cost, data: Rollout, hyper: Hyperparameters):
-    gradient = closed_loop_gradient(policy, dynamics, cost, data, hyper.discount, hyper.outlier or None)
-    return preconditioned_step(
+    gradient, discount = damped_gradient(
+        policy, dynamics, cost, data, hyper.discount, hyper.gradient_limit, hyper.outlier or None
+    )
+    new, report = preconditioned_step(
         policy,
         gradient,
         data,
@@ -78,6 +80,7 @@ def _one_step(policy, dynamics, cost, data: Rollout, hyper: Hyperparameters):
         stride=hyper.jacobian_stride,
         command_scale=half_range(policy),
     )
+    return new, report._replace(discount=discount)
 
 
 @eqx.filter_jit
@@ -176,7 +179,7 @@ def improve_on_model(
             report=report,
         )
 
-    blank = StepReport(*(jnp.asarray(0.0),) * 5, jnp.asarray(0, jnp.int32), jnp.asarray(True))
+    blank = StepReport(*(jnp.asarray(0.0),) * 5, jnp.asarray(0, jnp.int32), jnp.asarray(True), jnp.asarray(0.0))
     start = _Progress(
         best=policy,
         candidate=policy,

@@ -41,6 +41,8 @@ class StepReport(NamedTuple):
     """Iterations of conjugate gradients."""
     accepted: Bool[Array, ""]
     """Whether everything was finite and the three bounds held; otherwise Δφ is zero."""
+    discount: Float[Array, ""]
+    """γ with which the gradient was taken."""
 
 
 def command_jacobian(
@@ -144,5 +146,6 @@ def preconditioned_step(
         relative_residual=residual,
         iterations=used,
         accepted=accepted,
+        discount=jnp.asarray(jnp.nan, flat.dtype),
     )
     return rebuild(flat + delta), report

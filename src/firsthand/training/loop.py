@@ -90,6 +90,7 @@ class Trainer:
             "model_loss": float(model.loss),
             "prediction_error": float(novelty),
             "gradient_norm": float(report.step.gradient_norm),
+            "discount": float(report.step.discount),
             "step_norm": float(report.step.step_norm),
             "command_step": float(report.step.command_change),
             "policy_steps": int(report.steps_taken),

@@ -11,7 +11,6 @@ PRESETS: dict[str, Hyperparameters] = {
         policy_steps=20,
         imagined=10,
         model_steps=1500,
-        excitation=0.5,
         outlier=3.0,
         jacobian_stride=5,
         cg_iterations=15,

@@ -1,5 +1,6 @@
 """Help is there at once: nothing heavy is imported for it."""
 
+import os
 import subprocess
 import sys
 
@@ -36,3 +37,15 @@ def test_help_names_everything_and_imports_nothing_heavy(command: list[str], nam
         assert name in done.stdout
     assert "None" not in done.stdout
     assert done.stderr == ""
+
+
+def test_a_terminal_that_knows_only_ascii() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "train", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--eta X" in done.stdout

@@ -68,6 +68,7 @@ def interrupted(firsthand: Firsthand, *arguments: str | Path, times: int) -> tup
             said += line
             if cues and line.startswith(cues[0]):
                 del cues[0]
+                time.sleep(0.3)  # into the first episode, which takes longer: everything is loaded in it
                 process.send_signal(signal.SIGINT)
         process.wait(PATIENCE)
     finally:
@@ -82,7 +83,10 @@ def test_ctrl_c_finishes_the_episode_and_says_how_to_go_on(firsthand: Firsthand,
     code, said = interrupted(firsthand, "--out", run, *SETTINGS["fast"], "--episodes", "2", times=1)
     assert code == 130
     assert "Stopping after this episode; press Ctrl-C again to stop at once." in said
-    assert "Stopped after episode 1; everything is written." in said
+    match = re.search(r"Stopped after episode (\d); everything is written.", said)
+    assert match is not None
+    # 1, unless the machine is so busy that the process had not begun with it yet.
+    assert int(match[1]) == len(list((run / "checkpoints").iterdir())) <= 1
     printed = said.split("Continue with: ")[1].strip()
     assert "\n" not in printed
     # Word for word as it was printed, with the evaluation and the report at the end.

@@ -38,7 +38,7 @@ def task(make_probe_task) -> Task:
 
 def test_the_oracle_reaches_the_known_optimum(task: Task) -> None:
     plant = ScalarPlant()
-    policy, result = train_oracle(plant, task, OracleBudget(iterations=600, trajectories=10, starts=2, rate=1e-2))
+    policy, result = train_oracle(plant, task, OracleBudget(iterations=500, trajectories=10, starts=2, rate=2e-2))
 
     starts, references = reference_pool(task, 40, np.random.default_rng(123))
     held_out = tuple(

@@ -121,6 +121,11 @@ def dense_gradient(problem: Problem, rollout: Rollout, discount: float = 1.0) ->
     return total / int(np.sum(np.asarray(rollout.valid)))
 
 
+cost_of = eqx.filter_jit(mean_cost)
+gradient_of = eqx.filter_jit(closed_loop_gradient)
+sensitivities_of = eqx.filter_jit(command_sensitivities)
+
+
 @eqx.filter_jit
 def compiled_gradient(problem: Problem, rollout: Rollout, discount: float):
     return ravel_pytree(closed_loop_gradient(problem.policy, problem.dynamics, bumpy_cost, rollout, discount))[0]
@@ -171,7 +176,7 @@ def test_a_trajectory_that_was_gated_throughout_teaches_nothing(float64, problem
 def test_an_episode_without_one_valid_step_gives_zero_not_nan(float64, problem):
     nothing = eqx.tree_at(lambda r: r.valid, problem.measured, jnp.zeros_like(problem.measured.valid))
     np.testing.assert_array_equal(flat_gradient(problem, nothing), 0.0)
-    assert float(mean_cost(bumpy_cost, nothing)) == 0.0
+    assert float(cost_of(bumpy_cost, nothing)) == 0.0
 
 
 def test_finite_differences_where_the_model_is_the_plant(float64, problem):
@@ -196,7 +201,7 @@ def test_finite_differences_where_the_model_is_the_plant(float64, problem):
 
 
 def test_backpropagation_through_time_where_the_model_is_the_plant(float64, problem):
-    def cost_of(policy):
+    def whole_cost(policy):
         def step(state, preview):
             command = policy(state, preview)
             return problem.dynamics(state, command), bumpy_cost(state, command, preview[0])
@@ -206,7 +211,7 @@ def test_backpropagation_through_time_where_the_model_is_the_plant(float64, prob
 
         return jax.vmap(one)(problem.measured.states[:, 0], problem.measured.previews).mean()
 
-    expected = ravel_pytree(eqx.filter_jit(eqx.filter_grad(cost_of))(problem.policy))[0]
+    expected = ravel_pytree(eqx.filter_jit(eqx.filter_grad(whole_cost))(problem.policy))[0]
     assert relative_error(flat_gradient(problem, imagined(problem)), np.asarray(expected)) <= TOLERANCE
 
 
@@ -215,7 +220,7 @@ def test_the_scan_whose_values_are_measured_and_whose_derivatives_are_the_models
     free = jnp.asarray(np.random.default_rng(2).random(problem.measured.free.shape) < 0.7)
     rollout = eqx.tree_at(lambda r: r.free, problem.measured, free)
 
-    def cost_of(policy):
+    def whole_cost(policy):
         def step(state, inputs):
             applied, following, preview, free = inputs
             wanted = policy(state, preview)
@@ -230,8 +235,8 @@ def test_the_scan_whose_values_are_measured_and_whose_derivatives_are_the_models
 
         return jax.vmap(one)(rollout).mean()
 
-    value, expected = eqx.filter_jit(eqx.filter_value_and_grad(cost_of))(problem.policy)
-    assert float(value) == pytest.approx(float(mean_cost(bumpy_cost, rollout)), rel=1e-12)
+    value, expected = eqx.filter_jit(eqx.filter_value_and_grad(whole_cost))(problem.policy)
+    assert float(value) == pytest.approx(float(cost_of(bumpy_cost, rollout)), rel=1e-12)
     assert relative_error(flat_gradient(problem, rollout), np.asarray(ravel_pytree(expected)[0])) <= TOLERANCE
 
 
@@ -272,18 +277,18 @@ def test_a_case_worked_by_hand(float64):
     """
     rollout, policy = scalar_rollout(), Gain(jnp.asarray(-1.0))
     one = jax.tree.map(lambda a: a[0], rollout)
-    mu = command_sensitivities(policy, scalar_dynamics, scalar_cost, one)
+    mu = sensitivities_of(policy, scalar_dynamics, scalar_cost, one)
     np.testing.assert_allclose(mu[:, 0], [0.796, -0.68, 0.4], rtol=1e-12)
-    gradient = closed_loop_gradient(policy, scalar_dynamics, scalar_cost, rollout)
+    gradient = gradient_of(policy, scalar_dynamics, scalar_cost, rollout)
     np.testing.assert_allclose(gradient.k, -0.964 / 3, rtol=1e-12)
     # Σ x² = 6 and Σ u²/10 = 0.525.
     np.testing.assert_allclose(trajectory_cost(scalar_cost, one), 6.525, rtol=1e-12)
-    np.testing.assert_allclose(mean_cost(scalar_cost, rollout), 2.175, rtol=1e-12)
+    np.testing.assert_allclose(cost_of(scalar_cost, rollout), 2.175, rtol=1e-12)
 
 
 def test_a_discount_worked_by_hand(float64):
     """With γ = 0.5: λ_1 = 4.2 − 0.15·2.4 = 3.84, μ_0 = 0.868, ∇ = (0.868 − 1.36 − 0.4)/3. Only λ feels the discount."""
-    gradient = closed_loop_gradient(Gain(jnp.asarray(-1.0)), scalar_dynamics, scalar_cost, scalar_rollout(), 0.5)
+    gradient = gradient_of(Gain(jnp.asarray(-1.0)), scalar_dynamics, scalar_cost, scalar_rollout(), 0.5)
     np.testing.assert_allclose(gradient.k, -0.892 / 3, rtol=1e-12)
 
 
@@ -294,16 +299,18 @@ def test_a_gate_and_a_cut_worked_by_hand(float64):
         scalar_rollout(),
         (jnp.asarray([[[True], [False], [True]]]), jnp.asarray([[True, True, False]])),
     )
-    gradient = closed_loop_gradient(Gain(jnp.asarray(-1.0)), scalar_dynamics, scalar_cost, rollout)
+    gradient = gradient_of(Gain(jnp.asarray(-1.0)), scalar_dynamics, scalar_cost, rollout)
     np.testing.assert_allclose(gradient.k, 0.45, rtol=1e-12)
-    np.testing.assert_allclose(mean_cost(scalar_cost, rollout), (1.0 + 4.0 + 0.1 * 1.25) / 2, rtol=1e-12)
+    np.testing.assert_allclose(cost_of(scalar_cost, rollout), (1.0 + 4.0 + 0.1 * 1.25) / 2, rtol=1e-12)
 
 
 def test_the_gradient_is_the_mean_over_trajectories(float64, problem):
     measured = problem.measured
     each = []
     for i in range(TRAJECTORIES):
-        copies = jax.tree.map(lambda a, i=i: jnp.asarray(np.repeat(np.asarray(a)[i : i + 1], TRAJECTORIES, 0)), measured)
+        copies = jax.tree.map(
+            lambda a, i=i: jnp.asarray(np.repeat(np.asarray(a)[i : i + 1], TRAJECTORIES, 0)), measured
+        )
         one = eqx.tree_at(lambda r: r.valid, copies, jnp.asarray(np.arange(TRAJECTORIES)[:, None] == [[0] * STEPS]))
         each.append(flat_gradient(problem, copies))
         # The same trajectory three times is no different from having it once.
@@ -320,3 +327,23 @@ def test_cut_trajectories_count_by_their_steps(float64, problem):
 
     expected = 0.75 * lasting(6, 0, 0) + 0.25 * lasting(0, 2, 0)
     np.testing.assert_allclose(lasting(6, 2, 0), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_trajectory_far_out_is_scaled_down_to_a_multiple_of_the_median(float64, problem):
+    """μ of each trajectory is shortened to at most `outlier` times the median length; the others are untouched."""
+    measured = problem.measured
+    lengths, each = [], []
+    for i in range(TRAJECTORIES):
+        one = jax.tree.map(lambda a, i=i: a[i], measured)
+        mu = sensitivities_of(problem.policy, problem.dynamics, bumpy_cost, one)
+        lengths.append(float(np.linalg.norm(mu)))
+        valid = np.zeros((TRAJECTORIES, STEPS), bool)
+        valid[i] = True
+        each.append(flat_gradient(problem, eqx.tree_at(lambda r: r.valid, measured, jnp.asarray(valid))))
+    outlier = 0.5 * (1.0 + max(lengths) / np.median(lengths))  # the longest is cut, the others are not
+    assert outlier > 1.01
+    share = np.minimum(1.0, outlier * np.median(lengths) / np.asarray(lengths))
+    assert np.sum(share < 1) == 1
+    found = gradient_of(problem.policy, problem.dynamics, bumpy_cost, measured, 1.0, float(outlier))
+    expected = share @ np.stack(each) / TRAJECTORIES
+    assert relative_error(np.asarray(ravel_pytree(found)[0]), expected) <= TOLERANCE

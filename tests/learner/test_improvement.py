@@ -38,9 +38,7 @@ class Truth(Dynamics):
 
 
 def true_model(system: LinearSystem, spec) -> Truth:
-    return Truth(
-        (), jnp.asarray([1.0]), spec, jnp.asarray(system.A, jnp.float32), jnp.asarray(system.B, jnp.float32)
-    )
+    return Truth((), jnp.asarray([1.0]), spec, jnp.asarray(system.A, jnp.float32), jnp.asarray(system.B, jnp.float32))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +119,9 @@ HYPER = Hyperparameters(discount=1.0, policy_steps=40, alpha=ALPHA)
 MODEL_HYPER = Hyperparameters(model_steps=200, model_rate=5e-3, model_batch=32, model_hidden=(16,))
 
 
-@pytest.mark.parametrize("plant", [ScalarPlant(), DelayedDoubleIntegrator(gain=2.0, delay=2)], ids=["scalar", "delayed"])
+@pytest.mark.parametrize(
+    "plant", [ScalarPlant(), DelayedDoubleIntegrator(gain=2.0, delay=2)], ids=["scalar", "delayed"]
+)
 def test_with_a_true_model_the_policy_approaches_the_known_optimum(plant, request):
     """Within 2 % of the best of all controllers, which sees the whole reference and knows when the trajectory ends."""
     task = request.getfixturevalue("scalar_task" if isinstance(plant, ScalarPlant) else "delayed_task")
@@ -143,7 +143,7 @@ def test_with_a_true_model_the_policy_approaches_the_known_optimum(plant, reques
 
 @pytest.mark.parametrize(("policy_steps", "episodes", "within"), [(1, 16, 1.5), (10, 8, 1.2)], ids=["paper", "several"])
 def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_task, policy_steps, episodes, within):
-    """From random weights; the optimum is that of each episode's own starts and references. It starts 1000 times above."""
+    """From random weights, 1000 times above the optimum of the episode's own starts and references."""
     task, plant = scalar_task, ScalarPlant()
     spec, system = task.spec, augmented_system(plant, 1)
     hyper = Hyperparameters(discount=1.0, policy_steps=policy_steps, alpha=ALPHA)

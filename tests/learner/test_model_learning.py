@@ -70,9 +70,7 @@ def model(spec):
 @pytest.fixture(scope="module")
 def learned(spec, model):
     """The model after 2000 Adam steps on 800 transitions; compiles `learn_model` for the tests below."""
-    return learn_model(
-        model, initial_optimizer(model, HYPER), linear_buffer(spec, 800), HYPER, key=jax.random.key(1)
-    )
+    return learn_model(model, initial_optimizer(model, HYPER), linear_buffer(spec, 800), HYPER, key=jax.random.key(1))
 
 
 @eqx.filter_jit

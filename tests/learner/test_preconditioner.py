@@ -188,7 +188,9 @@ def test_a_gradient_whose_square_overflows_is_refused_or_bounded(toy_spec, polic
 
 
 def test_no_gradient_no_step(toy_spec, policy32):
-    delta, report = take_step(policy32, np.zeros(ravel_pytree(policy32)[0].size, np.float32), random_rollout(toy_spec, 0))
+    delta, report = take_step(
+        policy32, np.zeros(ravel_pytree(policy32)[0].size, np.float32), random_rollout(toy_spec, 0)
+    )
     np.testing.assert_array_equal(delta, 0.0)
     assert report.accepted
     assert report.iterations == 0
@@ -204,6 +206,39 @@ def test_the_mean_over_trajectories_makes_duplicates_count_for_nothing(float64, 
     once, _ = take_step(policy, nabla, rollout, alpha=0.3, iterations=500, tolerance=1e-13)
     again, _ = take_step(policy, nabla, twice, alpha=0.3, iterations=500, tolerance=1e-13)
     assert np.linalg.norm(again - once) <= 1e-9 * np.linalg.norm(once)
+
+
+@pytest.mark.parametrize(("scale", "stride"), [((2.0, 0.5), 1), (1.0, 2)])
+def test_the_units_of_commands_and_a_stride_against_the_dense_solve(float64, toy_spec, scale, stride):
+    """J counts commands in units of their scale; with a stride s every s-th step enters J Jᵀ s times as heavy."""
+    policy = random_policy(toy_spec, 0, np.float64)
+    rollout = random_rollout(toy_spec, 1, dtype=np.float64)
+    nabla = np.random.default_rng(2).normal(size=ravel_pytree(policy)[0].size)
+    alpha = 0.3
+
+    @eqx.filter_jit
+    def step(policy, gradient, rollout):
+        return preconditioned_step(
+            policy,
+            gradient,
+            rollout,
+            eta=ETA,
+            alpha=alpha,
+            epsilon=EPSILON,
+            iterations=500,
+            tolerance=1e-13,
+            stride=stride,
+            command_scale=scale if isinstance(scale, float) else jnp.asarray(scale),
+        )
+
+    new, report = step(policy, as_gradient(policy, nabla), rollout)
+    J = dense_jacobian(policy, rollout).reshape(nabla.size, TRAJECTORIES, STEPS, COMMANDS)
+    J = (np.sqrt(stride) * J[:, :, ::stride] / np.asarray(scale)).reshape(nabla.size, -1)
+    matrix = np.outer(nabla, nabla) + alpha * J @ J.T + EPSILON * np.eye(nabla.size)
+    expected = -ETA * np.linalg.solve(matrix, nabla)
+    delta = np.asarray(ravel_pytree(new)[0]) - np.asarray(ravel_pytree(policy)[0])
+    assert np.linalg.norm(delta - expected) <= 1e-5 * np.linalg.norm(expected)
+    np.testing.assert_allclose(report.command_change, np.linalg.norm(J.T @ expected), rtol=1e-5)
 
 
 def test_gated_and_padded_steps_do_not_hold_the_policy_back(float64, toy_spec):

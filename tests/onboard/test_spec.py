@@ -205,7 +205,9 @@ def test_an_output_that_is_not_measured_is_refused(toy_spec):
             ControlSpec.from_json(json.dumps(data))
 
 
-@pytest.mark.parametrize("part", ["layout", "kinematics", "scales", "limits", "reference", "policy", "period_s", "robot"])
+@pytest.mark.parametrize(
+    "part", ["layout", "kinematics", "scales", "limits", "reference", "policy", "period_s", "robot"]
+)
 def test_a_missing_part_is_named(part):
     data = json.loads(SPEC.to_json())
     del data[part]
@@ -355,14 +357,18 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, bad, name):
 def test_weights_that_overflow_in_float32_are_refused(tmp_path, way):
     layers = random_layers(SPEC, dtype=np.float64)
     layers[1][0][2, 1] = 1e300
+    named = {
+        f"policy.{i}.{name}": array
+        for i, layer in enumerate(layers)
+        for name, array in zip(("weight", "bias"), layer, strict=True)
+    }
+    ways = {
+        "made": lambda: NumpyPolicy(SPEC, layers),
+        "written": lambda: policy_to_bytes(SPEC, layers),
+        "read": lambda: loaded(tmp_path, save(named, metadata={"control_spec": SPEC.to_json()})),
+    }
     with pytest.raises(SpecError, match=r"policy\.1\.weight"):
-        if way == "made":
-            NumpyPolicy(SPEC, layers)
-        elif way == "written":
-            policy_to_bytes(SPEC, layers)
-        else:
-            named = {f"policy.{i}.{n}": a for i, layer in enumerate(layers) for n, a in zip(("weight", "bias"), layer)}  # noqa: B905
-            loaded(tmp_path, save(named, metadata={"control_spec": SPEC.to_json()}))
+        ways[way]()
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def test_a_task_checks_its_home_and_its_trajectories(make_probe_task):
         length_scale=1.0,
         change_weight=0.01,
     )
-    with pytest.raises(UserError, match="^home has 2 entries, but must have 1"):
+    with pytest.raises(UserError, match=r"^home has 2 entries, but must have 1"):
         dataclasses.replace(task, home=(0.0, 0.0))
-    with pytest.raises(UserError, match="^trajectories is 0"):
+    with pytest.raises(UserError, match=r"^trajectories is 0"):
         dataclasses.replace(task, trajectories=0)
     assert (task.name, task.steps, task.episode_s) == ("probe", 10, pytest.approx(6 * 10 * 0.1))

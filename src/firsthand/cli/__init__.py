@@ -1,5 +1,6 @@
 """The command line: `firsthand train | evaluate | report | characterize`."""
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -26,6 +27,9 @@ INTERRUPTED = 130
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command. A mistake of the user's ends with one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Greek letters shall not end a training run
     command = tyro.cli(
         Command,  # pyright: ignore[reportArgumentType]
         prog="firsthand",
@@ -45,6 +49,16 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away, as in `firsthand … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception as error:
+        if not _out_of_memory(error):
+            raise
+        what = "there is not enough memory for this; ask for less, for example fewer --episodes or --imagined"
+        print(f"firsthand: {what}.", file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 def cache_folder() -> Path:

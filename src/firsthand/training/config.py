@@ -14,6 +14,9 @@ from .presets import EPISODES, preset
 MOST_EPISODES = 100_000
 """Two months of robot time; more is a slip of the finger, and its data would not fit into memory."""
 
+MOST_STEPS = 1_000_000
+"""Of any kind within one episode; far beyond use, and still small enough to count with."""
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -35,6 +38,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.episodes <= MOST_EPISODES:
             raise UserError(f"episodes is {self.episodes}, but must lie between 1 and {MOST_EPISODES}.")
+        for name in ("policy_steps", "imagined", "model_steps"):
+            if getattr(self.hyper, name) > MOST_STEPS:
+                raise UserError(f"{name} is {getattr(self.hyper, name)}, but must be at most {MOST_STEPS}.")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
         if not 0 <= self.payload_kg <= 2000:

@@ -1,5 +1,6 @@
 """The live display of a training run in a terminal; plain lines where there is none."""
 
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -96,9 +97,10 @@ class TrainingDisplay(Callback):
     def after_episode(self, trainer: Any, summary: EpisodeSummary) -> None:
         """One more."""
         metrics = summary.metrics
+        model_loss = f"{metrics['model_loss']:.4f}" if math.isfinite(metrics["model_loss"]) else "–"
         status = (
             f"robot time {duration(metrics['robot_time_s'])} · error {100 * metrics['tracking_error_m']:.1f} cm · "
-            f"model loss {metrics['model_loss']:.4f} · update {metrics['update_time_s']:.1f} s"
+            f"model loss {model_loss} · update {metrics['update_time_s']:.1f} s"
         )
         if not metrics["update_accepted"]:
             say(

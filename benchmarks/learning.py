@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from firsthand.cli import cache_folder
+from firsthand.cache import cache_folder
 from firsthand.evaluation import evaluate
 from firsthand.evaluation.oracle import cached_oracle, store_oracle, train_oracle
 from firsthand.robots.registry import make_robot

@@ -56,7 +56,7 @@ def prepare(task: Task, hyper: Hyperparameters):
 
     def update() -> tuple[float, float]:
         began = time.perf_counter()
-        after, model = update_model(state, buffer, hyper)
+        after, model = update_model(state, buffer, rollout, hyper)
         jax.block_until_ready(after)
         between = time.perf_counter()
         jax.block_until_ready(update_policy(after, task.cost, rollout, imagined, model, hyper))

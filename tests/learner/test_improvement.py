@@ -264,7 +264,6 @@ def test_several_steps_keep_their_word(float64, toy, radius):
     assert report.predicted_cost < report.cost
 
 
-@pytest.mark.xfail(strict=True, reason="improve_on_model imagines the policy's command where the gate had changed it")
 def test_several_steps_begin_at_the_measured_trajectories_also_where_a_gate_was_active(float64, toy, toy_spec):
     """The applied command is the value: with no room to move, the prediction is what happened, gate included."""
     policy, model, cost, rollout = toy

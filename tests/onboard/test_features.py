@@ -205,7 +205,6 @@ def test_the_nearest_configuration_against_slsqp():
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="nearest_configuration calls points out of reach that need a joint at its limit")
 def test_points_that_need_a_joint_at_its_limit_are_reached():
     rng = np.random.default_rng(0)
     poses = rng.uniform(LOW, HIGH, (200, 4))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from firsthand.errors import UserError
+from firsthand.evaluation.oracle import OracleResult
 from firsthand.plants.base import AbstractPlant
 from firsthand.plants.probes import ScalarPlant
 from firsthand.report import figures_of, write_report
@@ -21,6 +22,7 @@ from firsthand.robots import SimulatedRobot, registry
 from firsthand.runs import RunFolder
 from firsthand.tasks import excavator_task
 from firsthand.training import Trainer, TrainingConfig
+from firsthand.training.restore import RestoredRun
 
 HOSTILE = "excavator<script>alert('$x$')</script>&\"quoted\""
 """The name of a robot that must not become a tag, an attribute or a formula."""
@@ -229,7 +231,7 @@ def test_a_run_without_an_episode_is_said_in_one_sentence(robots, tmp_path):
 
 def test_the_oracle_is_shown_and_doubted_where_it_is_beaten(finished, monkeypatch):
     known = {"random_error_m": 0.0123, "shapes_error_m": 1e3, "shapes": {}}
-    monkeypatch.setattr("firsthand.cli.results.oracle_of", lambda restored, *, compute: known)
+    monkeypatch.setattr(RestoredRun, "oracle", lambda self: OracleResult(**known))
     text = words_of(finished)
     assert "reaches 1.23 cm" in text
     assert "do not read this as a triumph" in text

@@ -195,10 +195,6 @@ def check_stopped(trainer: Trainer, run: RunFolder) -> None:
     assert {f"learner.{name}": value for name, value in good.items()}.items() <= stored.items()
 
 
-NOTHING_VALID = "update_policy accepts an episode of which no step is valid; fix: accepted &= jnp.any(rollout.valid)"
-
-
-@pytest.mark.xfail(strict=True, reason=NOTHING_VALID)
 @both
 def test_a_robot_that_measures_nothing_any_more_stops_the_run(
     hyper: Hyperparameters, task: Task, run: RunFolder

@@ -60,6 +60,23 @@ def chain_jacobian(chain: PlanarChain, position: np.ndarray) -> np.ndarray:
     return (tips[:n] - tips[n:]).T / (2 * step)
 
 
+def _towards(jacobian: np.ndarray, residual: np.ndarray, scaled: np.ndarray) -> np.ndarray:
+    """argmin |z + Δ| over Δ subject to J Δ = residual, and to no coordinate at ±1 being pushed further out.
+
+    Coordinates that would be are held one after the other, the one pushed hardest first.
+    """
+    held = np.zeros(len(scaled), bool)
+    while True:
+        free = ~held
+        update = np.zeros_like(scaled)
+        inverse = np.linalg.pinv(jacobian[:, free], rcond=1e-4)
+        update[free] = inverse @ (residual + jacobian[:, free] @ scaled[free]) - scaled[free]
+        outward = np.where((np.abs(scaled) >= 1.0) & free, update * np.sign(scaled), 0.0)
+        if outward.max() <= 0 or free.sum() <= len(residual):
+            return update
+        held[np.argmax(outward)] = True
+
+
 def nearest_configuration(
     chain: PlanarChain,
     point: Any,
@@ -82,9 +99,7 @@ def nearest_configuration(
         position = middle + half * scaled
         jacobian = chain_jacobian(chain, position) * half
         residual = point - chain_points(chain, position)[-1]
-        inverse = np.linalg.pinv(jacobian, rcond=1e-4)
-        # z_new = argmin |z| subject to the linearised constraint J (z − z_old) = residual
-        update = inverse @ (residual + jacobian @ scaled) - scaled
+        update = _towards(jacobian, residual, scaled)
         length = float(np.linalg.norm(update))
         scaled = np.clip(scaled + update * min(1.0, 0.3 / max(length, 1e-12)), -1.0, 1.0)
         if length < tolerance:

@@ -327,8 +327,8 @@ class ControlSpec:
         return self.reference.steps + self.preview[-1]
 
     def to_json(self) -> str:
-        """The specification as canonical JSON (sorted keys), so that equal specifications give equal text."""
-        return json.dumps({"format": FORMAT_VERSION, **dataclasses.asdict(self)}, sort_keys=True)
+        """The specification as canonical JSON, so that equal specifications give equal text: sorted keys, 1 as 1.0."""
+        return json.dumps({"format": FORMAT_VERSION, **_canonical(dataclasses.asdict(self))}, sort_keys=True)
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON: two sides that hold the same digest agree."""
@@ -351,6 +351,18 @@ class ControlSpec:
             return _build_spec(data)
         except (TypeError, KeyError, AttributeError) as error:
             raise SpecError(f"the control specification is incomplete or malformed: {error}") from None
+
+
+WHOLE = ("layout", "preview", "steps", "policy", "indices")
+"""Fields that hold whole numbers; every other number is a float."""
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: item if name in WHOLE else _canonical(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _tuples(value: Any) -> Any:

@@ -3,11 +3,11 @@
 import io
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from ..cache import cache_folder
 from ..errors import UserError
 from .characterize import Characterize
 from .evaluate import Evaluate
@@ -59,12 +59,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-
-
-def cache_folder() -> Path:
-    """Where compiled programs and oracles are kept between runs: $XDG_CACHE_HOME/firsthand."""
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    return (Path(chosen) if chosen else Path(os.path.expanduser("~")) / ".cache") / "firsthand"
 
 
 def _use_compilation_cache() -> None:

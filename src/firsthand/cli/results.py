@@ -1,21 +1,19 @@
 """What is shown after training and by `firsthand evaluate`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..cache import cache_folder
 from ..evaluation import Evaluation, evaluate
+from ..evaluation.oracle import OracleBudget, store_oracle, train_oracle
+from ..evaluation.published import PAPER_TABLE_1
 from ..training.restore import RestoredRun
-
-PAPER = {
-    "paper, real HEAP": (0.523, 1.293, 0.045, 0.124, 0.09),
-    "Nan & Hutter 2024": (0.375, 0.60, 0.0856, 0.162, 0.27),
-    "Egli & Hutter 2022": (0.20, 0.525, 0.028, 0.067, 0.13),
-}
-"""Table 1 of the paper: v_avg, v_max (m/s), mean and largest error (m), ρ (s)."""
 
 
 def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str, Any] | None) -> None:
@@ -40,7 +38,7 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
         )
     if restored.config.robot.startswith("excavator"):
         table.add_section()
-        for name, (v_avg, v_max, mean, largest, rho) in PAPER.items():
+        for name, (v_avg, v_max, mean, largest, rho) in PAPER_TABLE_1.items():
             table.add_row(
                 f"[dim]{name}[/dim]",
                 f"{100 * v_avg:.1f}",
@@ -77,18 +75,11 @@ def oracle_of(restored: RestoredRun, *, compute: bool, speed: float | None = Non
 
     An oracle is known for the task's own evaluation speed only.
     """
-    from dataclasses import asdict
-
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ..evaluation.oracle import OracleBudget, cached_oracle, store_oracle, train_oracle
-    from . import cache_folder
-
     if speed is not None and speed != restored.task.evaluation_speed:
         return None
-    plant, budget, cache = restored.robot().plant, OracleBudget(), cache_folder() / "oracles"
-    known = cached_oracle(plant, restored.task, cache, budget)
+    known = restored.oracle()
     if known is None and compute:
+        plant, budget = restored.robot().plant, OracleBudget()
         columns = (
             TextColumn("training the oracle"),
             BarColumn(),
@@ -102,7 +93,7 @@ def oracle_of(restored: RestoredRun, *, compute: bool, speed: float | None = Non
                 progress.update(bar, completed=iteration, cost=f"cost {cost:.5f}")
 
             _, known = train_oracle(plant, restored.task, budget, progress=show)
-        store_oracle(known, plant, restored.task, cache, budget)
+        store_oracle(known, plant, restored.task, cache_folder() / "oracles", budget)
     return None if known is None else asdict(known)
 
 

@@ -1,6 +1,7 @@
 """`firsthand train`."""
 
 import dataclasses
+import os
 import shlex
 import signal
 from dataclasses import dataclass
@@ -90,17 +91,11 @@ class Train:
                     say(note)
                 say(f"{run.path} has {trainer.episode} of {config.episodes} episodes.")
             try:
-                with stop_on_interrupt(trainer, display), display:
+                with stop_on_interrupt(trainer, display, resume_command(config, run)), display:
                     trainer.train()
             except TrainingStopped as stopped:
                 say(f"firsthand: {stopped}")
                 return 1
-            except KeyboardInterrupt:
-                say(
-                    f"Stopped in the middle of episode {trainer.episode + 1}, which is lost; what was before is "
-                    f"written. Continue with: {resume_command(config, run)}"
-                )
-                return 130
             if trainer.stop_requested:
                 say(
                     f"Stopped after episode {trainer.episode}; everything is written. Continue with: "
@@ -163,8 +158,8 @@ def resume_command(config: Any, run: Any) -> str:
 class stop_on_interrupt:
     """Ctrl-C lets the episode and its files be finished, then stops; a second Ctrl-C stops at once."""
 
-    def __init__(self, trainer: Any, display: Any) -> None:
-        self.trainer, self.display = trainer, display
+    def __init__(self, trainer: Any, display: Any, resume: str) -> None:
+        self.trainer, self.display, self.resume = trainer, display, resume
 
     def __enter__(self) -> None:
         self.before = signal.signal(signal.SIGINT, self.handle)
@@ -173,8 +168,17 @@ class stop_on_interrupt:
         signal.signal(signal.SIGINT, self.before)
 
     def handle(self, *_: object) -> None:
-        """First: ask. Second: leave."""
-        if self.trainer.stop_requested:
-            raise KeyboardInterrupt
-        self.trainer.stop_requested = True
-        self.display.stopping()
+        """First: ask. Second: leave.
+
+        Not with an exception: raised in a callback of the garbage collector, it would be printed and forgotten. A run
+        folder can be left at any instant.
+        """
+        if not self.trainer.stop_requested:
+            self.trainer.stop_requested = True
+            self.display.stopping()
+            return
+        self.display.leave(
+            f"Stopped in the middle of episode {self.trainer.episode + 1}, which is lost; what was before is written. "
+            f"Continue with: {self.resume}"
+        )
+        os._exit(130)

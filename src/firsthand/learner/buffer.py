@@ -81,15 +81,14 @@ def append(buffer: Buffer, rollout: Rollout) -> Buffer:
 def grown(buffer: Buffer, at_least: int) -> Buffer:
     """The same transitions in a buffer of at least this capacity, rounded up to a power of two."""
     larger = Buffer.empty(at_least, buffer.states.shape[1], buffer.commands.shape[1], buffer.following.shape[1])
-    copy = [
-        new.at[: buffer.capacity].set(old)
-        for new, old in (
-            (larger.states, buffer.states),
-            (larger.commands, buffer.commands),
-            (larger.following, buffer.following),
-        )
-    ]
-    return Buffer(*copy, buffer.squares, buffer.size)
+    at = slice(0, buffer.capacity)
+    return Buffer(
+        larger.states.at[at].set(buffer.states),
+        larger.commands.at[at].set(buffer.commands),
+        larger.following.at[at].set(buffer.following),
+        buffer.squares,
+        buffer.size,
+    )
 
 
 def sample(

@@ -143,15 +143,19 @@ def improve_on_model(
         previews = jnp.concat([previews, imagined.previews])
         missed = jnp.concat([missed, jnp.zeros((imagined.starts.shape[0], *missed.shape[1:]))])
     extra = starts.shape[0] - measured
-    valid = jnp.concat([rollout.valid, jnp.ones((extra, rollout.valid.shape[1]), bool)])
+    steps = rollout.valid.shape[1]
+    valid = jnp.concat([rollout.valid, jnp.ones((extra, steps), bool)])
+    blank = jnp.zeros((extra, steps, rollout.commands.shape[-1]))
+    applied = jnp.concat([rollout.commands, blank])
+    free = jnp.concat([rollout.free, jnp.ones(blank.shape, bool)])
     commanded = jnp.maximum(rollout.valid.sum() * rollout.commands.shape[-1], 1)
-    predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))
+    predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
-    _, before = predict(policy, dynamics, starts[:measured], previews[:measured], missed[:measured])
+    _, before = predict(policy, dynamics, *(a[:measured] for a in (starts, previews, missed, applied, free)))
 
     def judge(now: _Progress) -> _Progress:
-        states, commands = predict(now.candidate, dynamics, starts, previews, missed)
-        data = Rollout(states, commands, previews, jnp.ones(commands.shape, bool), valid)
+        states, commands = predict(now.candidate, dynamics, starts, previews, missed, applied, free)
+        data = Rollout(states, commands, previews, free, valid)
         value = mean_cost(cost, data)
         change = jnp.where(rollout.valid[..., None], (commands[:measured] - before) / half_range(policy), 0.0)
         deviation = jnp.sqrt(jnp.sum(change**2) / commanded)
@@ -179,7 +183,8 @@ def improve_on_model(
             report=report,
         )
 
-    blank = StepReport(*(jnp.asarray(0.0),) * 5, jnp.asarray(0, jnp.int32), jnp.asarray(True), jnp.asarray(0.0))
+    zero = jnp.asarray(0.0)
+    no_step = StepReport(zero, zero, zero, zero, zero, jnp.asarray(0, jnp.int32), jnp.asarray(True), zero)
     start = _Progress(
         best=policy,
         candidate=policy,
@@ -188,7 +193,7 @@ def improve_on_model(
         steps=jnp.asarray(0, jnp.int32),
         rounds=jnp.asarray(0, jnp.int32),
         sound=jnp.asarray(True),
-        report=blank,
+        report=no_step,
     )
     # One round more than steps: the first only judges the policy that made the data.
     end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= hyper.policy_steps), judge, start)

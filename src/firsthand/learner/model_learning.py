@@ -53,7 +53,7 @@ def adam(hyper: Hyperparameters) -> optax.GradientTransformation:
 
 def initial_optimizer(dynamics: Dynamics, hyper: Hyperparameters) -> PyTree:
     """Adam's moments, all zero."""
-    return adam(hyper).init(trainable(dynamics)[0])
+    return adam(hyper).init(trainable(dynamics)[0])  # pyright: ignore[reportArgumentType] (a pytree)
 
 
 def rescale(dynamics: Dynamics, buffer: Buffer) -> Dynamics:

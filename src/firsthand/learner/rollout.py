@@ -48,17 +48,22 @@ def imagine(
     start: Float[Array, " state"],
     previews: Float[Array, "steps points outputs"],
     residual: Float[Array, "steps state"],
+    applied: Float[Array, "steps commands"] | None = None,
+    free: Bool[Array, "steps commands"] | None = None,
 ) -> tuple[Float[Array, "steps_and_last state"], Float[Array, "steps commands"]]:
     """One trajectory of the model: x_{k+1} = f_θ(x_k, π(x_k, r_k)) + d_k.
 
-    With d the measured residuals, the trajectory of the policy that made the data is exactly the measured one.
+    With d the measured residuals, the trajectory of the policy that made the data is exactly the measured one. Where a
+    gate was active (`free` is false) the command is the `applied` one, whatever the policy says.
     """
 
     def step(state, inputs):
-        preview, missed = inputs
+        preview, missed, taken, own = inputs
         command = policy(state, preview)
+        if own is not None:
+            command = jnp.where(own, command, taken)
         following = dynamics(state, command) + missed
         return following, (following, command)
 
-    _, (states, commands) = jax.lax.scan(step, start, (previews, residual))
+    _, (states, commands) = jax.lax.scan(step, start, (previews, residual, applied, free))
     return jnp.concat([start[None], states]), commands

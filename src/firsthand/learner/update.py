@@ -14,10 +14,18 @@ from .rollout import CostFunction, Rollout
 from .state import LearnerState
 
 
-def update_model(state: LearnerState, buffer: Buffer, hyper: Hyperparameters) -> tuple[LearnerState, ModelReport]:
-    """Adam steps on the one-step loss. A model that is not finite is refused: the old one stays."""
+def update_model(
+    state: LearnerState, buffer: Buffer, rollout: Rollout, hyper: Hyperparameters
+) -> tuple[LearnerState, ModelReport]:
+    """Adam steps on the one-step loss. A model that is not finite is refused: the old one stays.
+
+    An episode without a single valid step (a robot that measures nothing) teaches nothing and is refused too.
+    """
     key, batch_key = jax.random.split(state.key)
     dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, hyper, key=batch_key)
+    accepted = report.accepted & jnp.any(rollout.valid)
+    dynamics, optimizer = keep_if(accepted, (dynamics, optimizer), (state.dynamics, state.optimizer))
+    report = report._replace(accepted=accepted)
     state = eqx.tree_at(lambda s: (s.dynamics, s.optimizer, s.key), state, (dynamics, optimizer, key))
     return state, report
 

@@ -96,9 +96,8 @@ def newest(restored: RestoredRun, last: int) -> tuple[str, Policy]:
 
 def _oracle(restored: RestoredRun) -> dict[str, Any] | None:
     """From the cache only: a report must not train for minutes."""
-    from ..cli.results import oracle_of
-
-    return oracle_of(restored, compute=False)
+    known = restored.oracle()
+    return None if known is None else dataclasses.asdict(known)
 
 
 def reproduction(restored: RestoredRun, episodes: int) -> tuple[str, list[str]]:

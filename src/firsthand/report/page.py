@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..cli.results import PAPER
 from ..evaluation import TrackingMetrics
+from ..evaluation.published import PAPER_TABLE_1
 from ..training.display import duration
 from .data import finite_mean
 from .gather import RunReport, reproduction
@@ -171,7 +171,7 @@ def _table(report: RunReport) -> str:
     ]
     columns.append(("together", "together", _measures(evaluation.overall)))
     if report.restored.config.robot.startswith("excavator"):
-        for name, (v_avg, v_max, mean, largest, rho) in PAPER.items():
+        for name, (v_avg, v_max, mean, largest, rho) in PAPER_TABLE_1.items():
             cells = [number(100 * v_avg, 1), number(100 * v_max, 1), number(100 * mean, 2), number(100 * largest, 1)]
             columns.append((name, "paper", (*cells, number(rho, 2), "", "")))
     labels = (

@@ -99,11 +99,11 @@ class SimulatedRobot(AbstractRobot):
         excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
     ) -> EpisodeRecord:
         """One compiled call; nothing recompiles between episodes."""
-        goals = jnp.asarray(goals, jnp.float32)
-        shape = (goals.shape[0], self.task.steps, self.task.spec.layout.num_commands)
+        targets = jnp.asarray(goals, jnp.float32)
+        shape = (targets.shape[0], self.task.steps, self.task.spec.layout.num_commands)
         extra = jnp.zeros(shape) if excitation is None else jnp.asarray(excitation, jnp.float32)
         self._now, (starts, measured, commands, references) = _episode(
-            self.plant, policy, self.task.spec, self._now, goals, extra, self._next_key()
+            self.plant, policy, self.task.spec, self._now, targets, extra, self._next_key()
         )
         return _record(starts, measured, commands, references)
 

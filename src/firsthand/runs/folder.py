@@ -329,11 +329,11 @@ def _started(path: Path) -> str:
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration and the provenance of the run in `path`."""
     file = path / "config.json"
-    if path.is_file():
-        raise UserError(f"{path} is a file, not the folder of a run.")
-    if not path.exists():
-        raise UserError(f"{path} does not exist.")
     try:
+        if path.is_file():
+            raise UserError(f"{path} is a file, not the folder of a run.")
+        if not path.exists():
+            raise UserError(f"{path} does not exist.")
         content = json.loads(file.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"{path} is not a run: it has no config.json.") from error

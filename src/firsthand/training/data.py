@@ -14,15 +14,15 @@ from ..tasks import Task
 def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
     """The record as the learner sees it: state vectors rebuilt with the robot's own rule.
 
-    A step whose state or outcome holds a value that is not finite (a sensor that dropped out) does not count as valid,
-    and its values are set to zero, so that it can neither enter the buffer nor spoil a gradient.
+    A step whose state or outcome holds a value that is not finite or far outside its scale (a sensor that dropped out)
+    does not count as valid, and its values are set to zero: it can neither enter the buffer nor spoil a gradient.
     """
     steps = record.commands.shape[1]
     states = [record.starts]
     for k in range(steps):
         states.append(next_state(spec.layout, states[-1], record.commands[:, k], record.measured[:, k + 1]))
     states = np.stack(states, axis=1)
-    finite = np.isfinite(states).all(axis=-1)
+    finite = plausible(spec, states)
     usable = finite[:, :-1] & finite[:, 1:] & np.isfinite(record.commands).all(axis=-1)
     return Rollout(
         states=np.where(finite[..., None], states, np.float32(0)),  # pyright: ignore[reportArgumentType]
@@ -33,6 +33,19 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
     )
 
 
+FAR = 100.0
+"""A measurement that is this many scales away from its centre is no measurement."""
+
+
+def plausible(spec: ControlSpec, states: np.ndarray) -> np.ndarray:
+    """Which states `(…, state)` hold only finite values, with every measurement within `FAR` scales of its centre."""
+    center, scale = (np.asarray(v) for v in (spec.scales.measured_center, spec.scales.measured_scale))
+    measured = states[..., : spec.layout.command_start].reshape(*states.shape[:-1], -1, spec.layout.num_measured)
+    with np.errstate(invalid="ignore"):
+        near = (np.abs(measured - center) <= FAR * scale).all(axis=(-2, -1))  # false for NaN
+    return np.asarray(near & np.isfinite(states).all(axis=-1))
+
+
 def imagined_starts(task: Task, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:
     """Fresh references for imagined trajectories.
 
@@ -41,7 +54,7 @@ def imagined_starts(task: Task, record: EpisodeRecord, count: int, rng: np.rando
     about the postures it happens to be in.
     """
     spec = task.spec
-    usable = np.flatnonzero(np.isfinite(record.starts).all(axis=1))
+    usable = np.flatnonzero(plausible(spec, record.starts))
     if count == 0 or usable.size == 0:
         return None
     starts = record.starts[rng.choice(usable, count)]

@@ -78,16 +78,20 @@ class TrainingDisplay(Callback):
         if self.live:
             self.progress.stop()
 
-    def stopping(self) -> None:
-        """Ctrl-C was pressed: say what happens now.
+    # A signal handler calls the next two in the middle of anything, also of printing: nothing goes through rich there.
 
-        A signal handler calls this in the middle of anything, also of printing, so nothing is printed through rich.
-        """
+    def stopping(self) -> None:
+        """Ctrl-C was pressed: say what happens now."""
         text = "Stopping after this episode; press Ctrl-C again to stop at once."
         if self.live:
             self.progress.notice = text  # the bar is drawn anew several times a second
         else:
             os.write(2, f"{text}\n".encode())
+
+    def leave(self, text: str) -> None:
+        """The last words, before the process ends without any tidying."""
+        show_cursor = "\n\x1b[?25h" if self.live else ""
+        os.write(2, f"{show_cursor}{text}\n".encode())
 
     def before_episode(self, trainer: Any, episode: int) -> None:
         """After a resume the bar starts where the run is."""

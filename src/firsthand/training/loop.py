@@ -16,10 +16,14 @@ from ..runs import RunFolder
 from ..runs.pytrees import from_arrays, to_arrays
 from .callbacks import Callback, EpisodeSummary
 from .config import TrainingConfig
-from .data import as_rollout, imagined_starts, smooth_excitation
+from .data import as_rollout, at_rest_in, imagined_starts, smooth_excitation
 
 MOST_REFUSED = 3
 """So many refused updates in a row stop the run."""
+
+
+FIRST_CAPACITY = 1 << 20
+"""Most transitions that the buffer is made for at first (838 episodes of the excavator); it doubles when it is full."""
 
 
 class TrainingStopped(Exception):
@@ -41,7 +45,7 @@ class Trainer:
         spec = self.task.spec
         self.state = LearnerState.random(spec, config.hyper, seed=config.seed)
         self.buffer = Buffer.empty(
-            config.episodes * self.task.trajectories * self.task.steps,
+            min(config.episodes * self.task.trajectories * self.task.steps, FIRST_CAPACITY),
             spec.layout.size,
             spec.layout.num_commands,
             spec.layout.num_measured,
@@ -63,7 +67,7 @@ class Trainer:
         task, hyper, policy = self.task, self.config.hyper, self.state.policy
         rng = np.random.Generator(np.random.Philox(key=[self.config.seed, self.episode]))
 
-        goals = task.sample_goals(rng, self.robot.measured(), task.trajectories)
+        goals = task.sample_goals(rng, self.whereabouts(), task.trajectories)
         excited = hyper.excitation > 0 and self.episode < hyper.excited_episodes
         excitation = smooth_excitation(task, hyper.excitation, rng) if excited else None
         record = self.robot.run_episode(policy, goals, excitation)
@@ -71,7 +75,7 @@ class Trainer:
         rollout = as_rollout(task.spec, record)
         novelty = prediction_error(self.state.dynamics, rollout)
         self.buffer = append(self.buffer, rollout)
-        self.state, model = update_model(self.state, self.buffer, hyper)
+        self.state, model = update_model(self.state, self.buffer, rollout, hyper)
         imagined = imagined_starts(task, record, hyper.imagined, rng)
         self.state, report = update_policy(self.state, task.cost, rollout, imagined, model, hyper)
         jax.block_until_ready(self.state)
@@ -115,6 +119,12 @@ class Trainer:
                 f"(last at episode {self.episode}); the last good policy is kept."
             )
         return summary
+
+    def whereabouts(self) -> np.ndarray:
+        """What the robot measures, or, where that is nonsense, home: goals must be drawn from somewhere."""
+        measured = self.robot.measured()
+        home = at_rest_in(self.task.spec, np.asarray(self.task.home))
+        return measured if np.isfinite(measured).all() else home
 
     def _keep(self, summary: EpisodeSummary, policy: Policy) -> None:
         """Files of this episode, in the order that a crash at any instant can be resumed from."""

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cache import cache_folder
 from ..errors import UserError
+from ..evaluation.oracle import OracleResult, cached_oracle
 from ..models import Policy
 from ..robots import EpisodeRecord, SimulatedRobot
 from ..robots.registry import make_robot
@@ -68,6 +70,10 @@ class RestoredRun:
     def robot(self) -> SimulatedRobot:
         """The robot of the run, standing at home."""
         return make_robot(self.config.robot, self.task, payload_kg=self.config.payload_kg, seed=self.config.seed)
+
+    def oracle(self) -> OracleResult | None:
+        """What the oracle reached on this robot and task, if it has been computed before."""
+        return cached_oracle(self.robot().plant, self.task, cache_folder() / "oracles")
 
     def _episode(self, episode: int) -> dict[str, Any]:
         known = self.episodes()

@@ -11,6 +11,7 @@ import statistics
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -32,9 +33,8 @@ def synthetic_episode(task: Task, rng: np.random.Generator) -> Rollout:
     states[..., : len(center)] = center + 0.01 * rng.standard_normal((count, steps + 1, len(center)))
     commands = 0.1 * rng.standard_normal((count, steps, spec.layout.num_commands)).astype(np.float32)
     previews = 5 + 0.1 * rng.standard_normal((count, steps, 1 + len(spec.preview), spec.num_outputs))
-    return Rollout(
-        states, commands, previews.astype(np.float32), np.ones(commands.shape, bool), np.ones((count, steps), bool)
-    )
+    states, commands, previews = (jnp.asarray(a, jnp.float32) for a in (states, commands, previews))
+    return Rollout(states, commands, previews, jnp.ones(commands.shape, bool), jnp.ones((count, steps), bool))
 
 
 def prepare(task: Task, hyper: Hyperparameters):

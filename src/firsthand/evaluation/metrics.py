@@ -84,10 +84,15 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
         mean_error_m=float(np.mean(errors)),
         max_error_m=float(np.max(errors)),
         rms_error_m=float(np.sqrt(np.mean(errors**2))),
-        mean_speed_m_s=float(np.mean(reference_speeds)),
+        mean_speed_m_s=_mean(reference_speeds),
         max_speed_m_s=fastest,
         rho_s=float(np.max(errors) / fastest) if fastest > 0 else float("nan"),
-        measured_mean_speed_m_s=float(np.mean(np.concatenate(measured_speed))),
-        command_change=float(np.mean(np.concatenate(change))),
+        measured_mean_speed_m_s=_mean(np.concatenate(measured_speed)),
+        command_change=_mean(np.concatenate(change)),
         limit_hits=hits,
     )
+
+
+def _mean(values: np.ndarray) -> float:
+    """The mean, or NaN when there is nothing to average."""
+    return float(np.mean(values)) if values.size else float("nan")

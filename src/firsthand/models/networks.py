@@ -9,7 +9,7 @@ from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import command_feature, measured_part, next_state, robot_features
 from firsthand_onboard.policy import network_output, policy_command
 
-Layers = tuple[tuple[Float[Array, "out in"], Float[Array, " out"]], ...]
+Layers = tuple[tuple[Float[Array, "_out _in"], Float[Array, " _out"]], ...]
 
 
 def initial_layers(sizes: tuple[int, ...], *, key: PRNGKeyArray, last_gain: float = 1.0) -> Layers:

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class RunFolder:
     # Making, opening, closing.
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> Self:
+    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> "RunFolder":
         """Start a run in a folder that does not exist or is empty, and take the writer's lock.
 
         ±∞ and NaN in `config` are stored as text that `float()` reads.
@@ -84,7 +84,7 @@ class RunFolder:
             raise
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, writer: bool = False) -> Self:
+    def open(cls, path: str | os.PathLike[str], *, writer: bool = False) -> "RunFolder":
         """Open a run for reading, or, with `writer`, for resuming; then nobody else can write to it."""
         path = Path(path)
         config, provenance = _read_config(path)
@@ -105,7 +105,7 @@ class RunFolder:
         """Release the lock. Reading goes on working."""
         self._lock.release()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,5 +1,6 @@
 """From what a robot reported to what the learner works on."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from firsthand_onboard import ControlSpec
@@ -25,11 +26,11 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
     finite = plausible(spec, states)
     usable = finite[:, :-1] & finite[:, 1:] & np.isfinite(record.commands).all(axis=-1)
     return Rollout(
-        states=np.where(finite[..., None], states, np.float32(0)),  # pyright: ignore[reportArgumentType]
-        commands=np.nan_to_num(record.commands),  # pyright: ignore[reportArgumentType]
-        previews=record.references[:, preview_indices(spec, steps)],  # pyright: ignore[reportArgumentType]
-        free=record.free,  # pyright: ignore[reportArgumentType]
-        valid=record.valid & usable,  # pyright: ignore[reportArgumentType]
+        states=jnp.asarray(np.where(finite[..., None], states, np.float32(0))),
+        commands=jnp.asarray(np.nan_to_num(record.commands)),
+        previews=jnp.asarray(record.references[:, preview_indices(spec, steps)]),
+        free=jnp.asarray(record.free),
+        valid=jnp.asarray(record.valid & usable),
     )
 
 
@@ -66,7 +67,7 @@ def imagined_starts(task: Task, record: EpisodeRecord, count: int, rng: np.rando
             starts[i] = initial_state(spec.layout, measured, neutral(spec))
         goal = task.sample_goals(rng, measured, 1)[0].astype(np.float32)
         previews.append(build_reference(spec, measured, goal)[preview_indices(spec, task.steps)])
-    return Imagined(starts, np.stack(previews))  # pyright: ignore[reportArgumentType]
+    return Imagined(jnp.asarray(starts), jnp.asarray(np.stack(previews)))
 
 
 def at_rest_in(spec: ControlSpec, position: np.ndarray) -> np.ndarray:

@@ -90,7 +90,7 @@ class SimulatedRobot(AbstractRobot):
 
     def measured(self) -> Float[np.ndarray, " measured"]:
         """What the sensors said last."""
-        return np.asarray(measured_part(self.task.spec.layout, self._now[1]))
+        return measured_part(self.task.spec.layout, np.asarray(self._now[1]))
 
     def run_episode(
         self,

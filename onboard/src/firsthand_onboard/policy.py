@@ -53,8 +53,10 @@ def check_layers(spec: ControlSpec, layers: Sequence[Layer]) -> None:
         for name, array, shape in (("weight", weight, weight_shape), ("bias", bias, bias_shape)):
             if tuple(array.shape) != shape:
                 raise SpecError(f"policy.{i}.{name} has shape {tuple(array.shape)}, but must have {shape}")
-            if not np.all(np.isfinite(np.asarray(array))):
-                raise SpecError(f"policy.{i}.{name} holds a value that is not finite")
+            with np.errstate(over="ignore"):
+                single = np.asarray(array).astype(np.float32)
+            if not np.all(np.isfinite(single)):
+                raise SpecError(f"policy.{i}.{name} holds a value that is not finite in single precision")
 
 
 class NumpyPolicy:

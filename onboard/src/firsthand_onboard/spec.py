@@ -339,7 +339,7 @@ class ControlSpec:
         """The specification that `to_json` wrote; `SpecError` says what is wrong with anything else."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise SpecError(f"the control specification is not JSON: {error}") from None
         _require(isinstance(data, dict), "the control specification is not a JSON object")
         version = data.pop("format", None)
@@ -373,7 +373,60 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
     return {name: _tuples(value) for name, value in data.items()}
 
 
+# What JSON may hold, by dotted name. Checked before anything is built, so that the message can name the field.
+_TEXT = ("robot", "layout.measured", "layout.commands")
+_WHOLE = ("preview", "layout.position", "layout.velocity", "kinematics.indices", "policy.hidden")
+_WHOLE_ONE = ("layout.command_memory", "layout.measurement_memory", "reference.steps")
+_NUMBER_ONE = ("period_s", "scales.error", "scales.preview")
+_NUMBERS = (
+    "kinematics.base",
+    "scales.measured_center",
+    "scales.measured_scale",
+    "scales.change_scale",
+    "limits.command_low",
+    "limits.command_high",
+    "limits.position_low",
+    "limits.position_high",
+    "reference.rate_low",
+    "reference.rate_high",
+)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_kinds(data: dict[str, Any]) -> None:
+    """Raise `SpecError` for a field whose JSON value is of the wrong kind; a missing field is found later."""
+    for part in ("layout", "kinematics", "scales", "limits", "reference", "policy"):
+        _require(isinstance(data.get(part, {}), dict), f"{part} is {data.get(part)!r}, but must be a JSON object")
+
+    def check(names: tuple[str, ...], one: bool, right: Any, wanted: str) -> None:
+        for name in names:
+            *part, field = name.split(".")
+            holder = data.get(part[0], {}) if part else data
+            if field not in holder:
+                continue
+            value = holder[field]
+            fits = right(value) if one else isinstance(value, list) and all(right(item) for item in value)
+            _require(fits, f"{name} is {value!r}, but must be {wanted}")
+
+    check(_TEXT[:1], True, lambda v: isinstance(v, str), "a text")
+    check(_TEXT[1:], False, lambda v: isinstance(v, str), "a list of texts")
+    check(_WHOLE, False, _is_whole, "a list of whole numbers")
+    check(_WHOLE_ONE, True, _is_whole, "a whole number")
+    check(_NUMBER_ONE, True, _is_number, "a number")
+    check(_NUMBERS, False, _is_number, "a list of numbers")
+    base = data.get("kinematics", {}).get("base", [0, 0])
+    _require(len(base) == 2, f"kinematics.base is {base!r}, but must be two numbers, x and z")
+
+
 def _build_spec(data: dict[str, Any]) -> ControlSpec:
+    _check_kinds(data)
     kinematics_data = dict(data["kinematics"])
     kind = kinematics_data.get("kind")
     kinematics: Kinematics

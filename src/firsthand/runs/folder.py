@@ -59,7 +59,9 @@ class RunFolder:
     # Making, opening, closing.
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, provenance: Mapping[str, Any]) -> "RunFolder":
+    def create(
+        cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, provenance: Mapping[str, Any]
+    ) -> "RunFolder":
         """Start a run in a folder that does not exist or is empty, and take the writer's lock.
 
         ±∞ and NaN in `config` are stored as text that `float()` reads.

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from firsthand.learner.gradient import closed_loop_gradient, command_sensitivities, mean_cost, trajectory_cost
+from firsthand.learner.gradient import (
+    closed_loop_gradient,
+    command_sensitivities,
+    damped_gradient,
+    mean_cost,
+    trajectory_cost,
+)
 from firsthand.learner.rollout import Rollout, imagine
 from firsthand.models import Dynamics, Policy
 
@@ -347,3 +353,29 @@ def test_a_trajectory_far_out_is_scaled_down_to_a_multiple_of_the_median(float64
     found = gradient_of(problem.policy, problem.dynamics, bumpy_cost, measured, 1.0, float(outlier))
     expected = share @ np.stack(each) / TRAJECTORIES
     assert relative_error(np.asarray(ravel_pytree(found)[0]), expected) <= TOLERANCE
+
+
+def unstable_dynamics(state, command):
+    """With k = −1 the closed loop is 1.8: the gradient doubles, almost, with every step that it looks ahead."""
+    return 2.0 * state + 0.2 * command
+
+
+def test_an_exploding_gradient_is_taken_with_the_largest_discount_that_tames_it(float64):
+    """γ, 0.92 γ, 0.92² γ, … in turn, at most six of them; the gradient is the ordinary one at the γ it reports."""
+    rng = np.random.default_rng(0)
+    steps, policy = 12, Gain(jnp.asarray(-1.0))
+    rollout = Rollout(
+        states=jnp.asarray(rng.uniform(0.5, 1.5, (1, steps + 1, 1))),
+        commands=jnp.asarray(rng.uniform(0.5, 1.5, (1, steps, 1))),
+        previews=jnp.asarray(np.zeros((1, steps, 2, 1))),
+        free=jnp.asarray(np.ones((1, steps, 1), bool)),
+        valid=jnp.asarray(np.ones((1, steps), bool)),
+    )
+    gammas = 0.95 * 0.92 ** np.arange(6)
+    sizes = [abs(float(gradient_of(policy, unstable_dynamics, scalar_cost, rollout, jnp.asarray(g)).k)) for g in gammas]
+    assert all(1.2 * after < before for before, after in itertools.pairwise(sizes))
+    damped = eqx.filter_jit(damped_gradient)  # compiled for each limit: it is a setting
+    for limit, expected in ((1.01 * sizes[0], 0), (1.01 * sizes[3], 3), (1e-9, 5)):
+        gradient, gamma = damped(policy, unstable_dynamics, scalar_cost, rollout, 0.95, float(limit))
+        np.testing.assert_allclose(gamma, gammas[expected], rtol=1e-12)
+        np.testing.assert_allclose(abs(float(gradient.k)), sizes[expected], rtol=1e-10)

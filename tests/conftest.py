@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 import jax
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from firsthand.tasks.base import EvaluationReference, Task
 from firsthand.tasks.cost import TrackingCost
@@ -21,6 +22,10 @@ from firsthand_onboard import (
     SelectedOutput,
     StateLayout,
 )
+
+
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.load_profile("fixed")
 
 
 @pytest.fixture

@@ -8,6 +8,9 @@ satisfies wᵀ (ε I + α J Jᵀ) w = ∇ᵀw =: s (it is a Galerkin projection)
 √s/(1 + s) ≤ 1/2:
 
     ‖Δφ‖ ≤ η/(2√ε),   ‖JᵀΔφ‖ ≤ η/(2√α),   −η < ∇ᵀΔφ ≤ 0.
+
+Rounding wears the identity away when J is large, so w is finally scaled along its own direction until it holds again
+(for an exact iterate the factor is one).
 """
 
 from typing import NamedTuple
@@ -123,11 +126,13 @@ def preconditioned_step(
 
     safe = jnp.where(jnp.isfinite(nabla), nabla, 0.0)
     w, residual, used = conjugate_gradients(product, safe, iterations=iterations, tolerance=tolerance)
-    scale = -eta / (1.0 + safe @ w)
+    along, image = safe @ w, push(w)
+    restored = along / jnp.maximum(epsilon * (w @ w) + alpha * jnp.sum(image**2), jnp.finfo(flat.dtype).tiny)
+    scale = -eta * restored / (1.0 + restored * along)
     delta = scale * w
     norm = jnp.linalg.norm(nabla)
-    change = jnp.linalg.norm(push(delta))
-    decrease = -(safe @ delta)
+    change = jnp.abs(scale) * jnp.linalg.norm(image)
+    decrease = -scale * along
     limit = 1.0 + BOUND_SLACK
     accepted = (
         jnp.isfinite(norm)

@@ -23,7 +23,6 @@ from firsthand_onboard import (
     StateLayout,
 )
 
-
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
 

@@ -18,7 +18,7 @@ from firsthand.plants.probes import ScalarPlant
 from firsthand.report import figures_of, write_report
 from firsthand.report.gather import gather
 from firsthand.report.page import render
-from firsthand.robots import SimulatedRobot, registry
+from firsthand.robots import registry
 from firsthand.runs import RunFolder
 from firsthand.tasks import excavator_task
 from firsthand.training import Trainer, TrainingConfig
@@ -103,14 +103,11 @@ def robots(make_probe_task, tmp_path_factory):
             change_weight=0.01,
         )
 
-    def robot_of(plant):
-        return lambda task, payload_kg, seed: SimulatedRobot(plant, task, seed=seed)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # no oracle of the user's
         small = partial(excavator_task, trajectories=2, steps=20, hidden=(8,))
-        patch.setitem(registry.ROBOTS, HOSTILE, (small, robot_of(Drives())))
-        patch.setitem(registry.ROBOTS, "probe", (probe_task, robot_of(ScalarPlant())))
+        patch.setitem(registry.ROBOTS, HOSTILE, registry.BuiltIn(small, lambda payload_kg: Drives()))
+        patch.setitem(registry.ROBOTS, "probe", registry.BuiltIn(probe_task, lambda payload_kg: ScalarPlant()))
         yield
 
 

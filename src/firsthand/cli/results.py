@@ -10,9 +10,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..cache import cache_folder
+from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..evaluation.oracle import OracleBudget, store_oracle, train_oracle
 from ..evaluation.published import PAPER_TABLE_1
+from ..robots import SimulatedRobot
 from ..training.restore import RestoredRun
 
 
@@ -78,8 +80,11 @@ def oracle_of(restored: RestoredRun, *, compute: bool, speed: float | None = Non
     if speed is not None and speed != restored.task.evaluation_speed:
         return None
     known = restored.oracle()
+    robot = restored.robot()
     if known is None and compute:
-        plant, budget = restored.robot().plant, OracleBudget()
+        if not isinstance(robot, SimulatedRobot):
+            raise UserError(f"--oracle needs a simulated robot with known gradients; {restored.config.robot} is none.")
+        plant, budget = robot.plant, OracleBudget()
         columns = (
             TextColumn("training the oracle"),
             BarColumn(),

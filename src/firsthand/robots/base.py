@@ -74,6 +74,13 @@ class AbstractRobot(ABC):
         """
 
     @abstractmethod
+    def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
+        """Apply these commands, one per control period, from where the robot is; what was measured before and after.
+
+        Without a policy, to see how the robot responds. The caller keeps commands inside their limits.
+        """
+
+    @abstractmethod
     def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
         """Follow each reference from rest at its start. Leaves the robot as it was."""
 

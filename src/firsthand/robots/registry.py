@@ -1,41 +1,77 @@
-"""Robots by name."""
+"""Robots by name: the ones that come with firsthand, and the ways in for everybody else's."""
 
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from ..errors import UserError, suggest
+from ..plants.base import AbstractPlant
 from ..tasks import Task, excavator_task
+from .base import AbstractRobot
 from .simulated import SimulatedRobot
 
 
-def _excavator(task: Task, payload_kg: float, seed: int) -> SimulatedRobot:
+@runtime_checkable
+class RobotSource(Protocol):
+    """Where a robot comes from: what `firsthand train ROBOT` names."""
+
+    @abstractmethod
+    def make_task(self) -> Task:
+        """What is known about the robot."""
+
+    @abstractmethod
+    def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> AbstractRobot:
+        """The robot, ready to run; `seed` is for what is random in a simulated one."""
+
+
+@dataclass(frozen=True)
+class BuiltIn(RobotSource):
+    """A simulated robot that comes with firsthand."""
+
+    task: Callable[[], Task]
+    plant: Callable[[float], AbstractPlant]
+    """From the payload in kg to the plant."""
+
+    def make_task(self) -> Task:
+        """What is known about the robot."""
+        return self.task()
+
+    def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> SimulatedRobot:
+        """The plant, standing at home."""
+        return SimulatedRobot(self.plant(payload_kg), task, seed=seed)
+
+
+def _excavator(payload_kg: float) -> AbstractPlant:
     from ..plants.excavator import ExcavatorFlow
 
-    return SimulatedRobot(ExcavatorFlow().with_payload(payload_kg), task, seed=seed)
+    return ExcavatorFlow().with_payload(payload_kg)
 
 
-def _excavator_pressure(task: Task, payload_kg: float, seed: int) -> SimulatedRobot:
+def _excavator_pressure(payload_kg: float) -> AbstractPlant:
     from ..plants.excavator import ExcavatorPressure
 
-    return SimulatedRobot(ExcavatorPressure().with_payload(payload_kg), task, seed=seed)
+    return ExcavatorPressure().with_payload(payload_kg)
 
 
-ROBOTS: dict[str, tuple[Callable[..., Task], Callable[[Task, float, int], SimulatedRobot]]] = {
-    "excavator": (excavator_task, _excavator),
-    "excavator-pressure": (excavator_task, _excavator_pressure),
+ROBOTS: dict[str, RobotSource] = {
+    "excavator": BuiltIn(excavator_task, _excavator),
+    "excavator-pressure": BuiltIn(excavator_task, _excavator_pressure),
 }
 
 
-def make_task(name: str, **options) -> Task:
+def find_robot(name: str) -> RobotSource:
+    """The source that a name on the command line means; an unknown one is answered with the near one."""
+    if name in ROBOTS:
+        return ROBOTS[name]
+    raise UserError(f"There is no robot {name!r}{suggest(name, tuple(ROBOTS))}; known are {', '.join(ROBOTS)}.")
+
+
+def make_task(name: str) -> Task:
     """The task of a robot by name."""
-    return _known(name)[0](**options)
+    return find_robot(name).make_task()
 
 
-def make_robot(name: str, task: Task, *, payload_kg: float = 0.0, seed: int = 0) -> SimulatedRobot:
+def make_robot(name: str, task: Task, *, payload_kg: float = 0.0, seed: int = 0) -> AbstractRobot:
     """A robot by name, standing at home."""
-    return _known(name)[1](task, payload_kg, seed)
-
-
-def _known(name: str):
-    if name not in ROBOTS:
-        raise UserError(f"There is no robot {name!r}{suggest(name, tuple(ROBOTS))}; known are {', '.join(ROBOTS)}.")
-    return ROBOTS[name]
+    return find_robot(name).make_robot(task, payload_kg=payload_kg, seed=seed)

@@ -71,6 +71,19 @@ def _follow(plant, policy, spec, positions, points, key):
     return jax.vmap(one)(positions, points, jax.random.split(key, positions.shape[0]))
 
 
+@eqx.filter_jit
+def _play(plant, spec, start, commands, key):
+    def step(carry, inputs):
+        plant_state, state = carry
+        command, step_key = inputs
+        dynamics_key, sensor_key = jax.random.split(step_key)
+        plant_state = plant.step(plant_state, command, key=dynamics_key)
+        measured = plant.measure(plant_state, key=sensor_key)
+        return (plant_state, next_state(spec.layout, state, command, measured)), measured
+
+    return jax.lax.scan(step, start, (commands, jax.random.split(key, commands.shape[0])))
+
+
 _rest = eqx.filter_jit(at_rest)
 
 
@@ -106,6 +119,14 @@ class SimulatedRobot(AbstractRobot):
             self.plant, policy, self.task.spec, self._now, targets, extra, self._next_key()
         )
         return _record(starts, measured, commands, references)
+
+    def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
+        """One compiled call per length."""
+        before = self.measured()
+        self._now, measured = _play(
+            self.plant, self.task.spec, self._now, jnp.asarray(commands, jnp.float32), self._next_key()
+        )
+        return np.concatenate([before[None], np.asarray(measured, np.float32)])
 
     def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
         """All references at once, padded to the longest; the padding is cut off again."""

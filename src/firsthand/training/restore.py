@@ -8,7 +8,7 @@ from ..cache import cache_folder
 from ..errors import UserError
 from ..evaluation.oracle import OracleResult, cached_oracle
 from ..models import Policy
-from ..robots import EpisodeRecord, SimulatedRobot
+from ..robots import AbstractRobot, EpisodeRecord, SimulatedRobot
 from ..robots.registry import make_robot
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays
@@ -67,13 +67,16 @@ class RestoredRun:
         template = {"learner": trainer.state, "robot": trainer.robot.snapshot()}
         return from_arrays(template, checkpoint.arrays)["learner"].policy
 
-    def robot(self) -> SimulatedRobot:
-        """The robot of the run, standing at home."""
+    def robot(self) -> AbstractRobot:
+        """The robot of the run; a simulated one stands at home."""
         return make_robot(self.config.robot, self.task, payload_kg=self.config.payload_kg, seed=self.config.seed)
 
     def oracle(self) -> OracleResult | None:
-        """What the oracle reached on this robot and task, if it has been computed before."""
-        return cached_oracle(self.robot().plant, self.task, cache_folder() / "oracles")
+        """What the oracle reached on this robot and task, if it has one and it has been computed before."""
+        robot = self.robot()
+        if not isinstance(robot, SimulatedRobot):
+            return None
+        return cached_oracle(robot.plant, self.task, cache_folder() / "oracles")
 
     def _episode(self, episode: int) -> dict[str, Any]:
         known = self.episodes()

@@ -14,6 +14,7 @@ from .rollout import CostFunction, Rollout
 from .state import LearnerState
 
 
+@eqx.filter_jit
 def update_model(
     state: LearnerState, buffer: Buffer, rollout: Rollout, hyper: Hyperparameters
 ) -> tuple[LearnerState, ModelReport]:

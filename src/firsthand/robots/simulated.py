@@ -114,7 +114,7 @@ class SimulatedRobot(AbstractRobot):
         """One compiled call; nothing recompiles between episodes."""
         targets = jnp.asarray(goals, jnp.float32)
         shape = (targets.shape[0], self.task.steps, self.task.spec.layout.num_commands)
-        extra = jnp.asarray(np.zeros(shape) if excitation is None else excitation, jnp.float32)
+        extra = jnp.asarray(np.zeros(shape, np.float32) if excitation is None else excitation, jnp.float32)
         self._now, (starts, measured, commands, references) = _episode(
             self.plant, policy, self.task.spec, self._now, targets, extra, self._next_key()
         )

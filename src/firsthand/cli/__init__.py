@@ -12,6 +12,7 @@ from ..errors import UserError
 from .characterize import Characterize
 from .evaluate import Evaluate
 from .report import Report
+from .simulator import Simulator
 from .train import Train
 
 Command = (
@@ -19,6 +20,7 @@ Command = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Characterize, tyro.conf.subcommand("characterize")]
+    | Annotated[Simulator, tyro.conf.subcommand("simulator")]
 )
 
 WRONG_INPUT = 2

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ..errors import UserError, suggest
@@ -64,6 +65,10 @@ def find_robot(name: str) -> RobotSource:
     """The source that a name on the command line means; an unknown one is answered with the near one."""
     if name in ROBOTS:
         return ROBOTS[name]
+    if (Path(name) / "simulator.json").is_file():
+        from ..simulators import StoredSimulator
+
+        return StoredSimulator.open(name)
     raise UserError(f"There is no robot {name!r}{suggest(name, tuple(ROBOTS))}; known are {', '.join(ROBOTS)}.")
 
 

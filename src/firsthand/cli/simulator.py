@@ -1,0 +1,182 @@
+"""`firsthand simulator record` and `firsthand simulator fit`."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg, subcommand
+
+from ..errors import UserError
+
+LONGEST_MINUTES = 10_000.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """Move a robot at random within its limits, between places and around them, and keep the log."""
+
+    robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
+    """The robot, as for train."""
+    out: Annotated[Path, arg(metavar="FOLDER", help_behavior_hint="")]
+    """Folder of the recording."""
+    minutes: Annotated[float, arg(metavar="X")] = 100.0
+    """Robot time."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Seed of the motion."""
+    payload: Annotated[float, arg(metavar="X")] = 0.0
+    """Load at the tool in kg."""
+
+    def run(self) -> int:
+        """Record, episode by episode: what is written stays when it is interrupted."""
+        if not 0 < self.minutes <= LONGEST_MINUTES:  # NaN is not inside either
+            raise UserError(f"minutes is {self.minutes}, but must lie between 0 and {LONGEST_MINUTES:.0f}.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
+        from ..robots.registry import make_robot, make_task
+        from ..runs import RunFolder, provenance
+        from ..simulators import record
+
+        task = make_task(self.robot)
+        config = {
+            "robot": self.robot,
+            "recording": {"minutes": self.minutes, "seed": self.seed, "payload_kg": self.payload},
+            "control_spec": json.loads(task.spec.to_json()),
+        }
+        robot = make_robot(self.robot, task, payload_kg=self.payload, seed=self.seed)
+        with RunFolder.create(self.out, config, provenance=provenance.collect()) as run, _progress("recording") as bar:
+            line = bar.add_task("recording", total=self.minutes, status="")
+
+            def show(minutes: float) -> None:
+                bar.update(line, completed=minutes, status=f"{minutes:.0f} min of robot time")
+
+            for number, episode in enumerate(record(robot, self.minutes, seed=self.seed, progress=show), start=1):
+                run.save_episode(number, episode.arrays(), {"episode": number})
+        print(f"Recording: {self.out}. Fit a simulator to it with: firsthand simulator fit {self.out} --out SIM")
+        return 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fit a network to logs of a robot, and judge it on what was held out."""
+
+    logs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")]
+    """Run folders, recordings, CSV or MCAP files of one robot."""
+    out: Annotated[Path, arg(metavar="SIM", help_behavior_hint="")]
+    """Folder of the simulator."""
+    robot: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
+    """The robot that was logged; needed when no log is a run folder, which knows it."""
+    steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Adam steps on the error one control period ahead."""
+    rollout_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Adam steps on the error of the simulator left to itself for a second."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Seed of the weights and batches."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print the errors as one JSON object instead of a table."""
+
+    def run(self) -> int:
+        """Read, fit, judge, write."""
+        if not self.logs:
+            raise UserError("simulator fit needs at least one log: a run folder, a .csv or an .mcap file.")
+        given = {name: getattr(self, name) for name in ("steps", "rollout_steps") if getattr(self, name) is not None}
+        from ..logs import read_log
+        from ..robots.registry import make_task
+        from ..simulators import FitSettings, fit, open_loop
+        from ..simulators.data import split
+        from ..simulators.folder import check_free, save
+
+        settings = FitSettings(seed=self.seed, **given)
+        check_free(self.out)
+        robot = self.robot or _robot_of(self.logs)
+        spec = make_task(robot).spec
+        logs = [read_log(path, spec) for path in self.logs]
+        learned, held = split([series for log in logs for series in log.series], spec.period_s)
+        with _progress("fitting") as bar:
+            lines: dict[str, Any] = {}
+
+            def show(phase: str, done: int, total: int, loss: float) -> None:
+                if phase not in lines:
+                    lines[phase] = bar.add_task(phase, total=total, status="")
+                bar.update(lines[phase], description=phase, completed=done, status=f"loss {loss:.4f}")
+
+            plant = fit(spec, learned, settings, progress=show)
+        accuracy = open_loop(plant, held)
+        data = [
+            {
+                "path": str(Path(log.path).resolve()),
+                "sha256": log.sha256,
+                "rows": log.usable,
+                "refused": dict(log.refused),
+                "note": log.note,
+            }
+            for log in logs
+        ]
+        save(self.out, plant, robot=robot, data=data, settings=settings, accuracy=accuracy)
+        minutes = sum(log.usable for log in logs) * spec.period_s / 60
+        if self.json:
+            print(json.dumps({"minutes": minutes, "accuracy": [one.as_dict() for one in accuracy]}, indent=2))
+        else:
+            _print_accuracy(robot, minutes, accuracy)
+            print(f"Simulator: {self.out}. Train on it with: firsthand train {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Record a robot, and learn a simulator from the log."""
+
+    command: Annotated[Record, subcommand("record")] | Annotated[Fit, subcommand("fit")]
+
+    def run(self) -> int:
+        """Hand on."""
+        return self.command.run()
+
+
+def _robot_of(logs: tuple[Path, ...]) -> str:
+    """The robot of the first run folder among the logs."""
+    from ..runs import RunFolder
+
+    for path in logs:
+        if path.is_dir():
+            robot = RunFolder.open(path).config.get("robot")
+            if isinstance(robot, str):
+                return robot
+    raise UserError(f"{logs[0]} does not say which robot it is of; give --robot.")
+
+
+def _progress(name: str) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[status]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def _print_accuracy(robot: str, minutes: float, accuracy: Any) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not accuracy:
+        console.print("Nothing could be held out: the logs are too short to judge the simulator.")
+        return
+    title = f"Simulator of {robot} from {minutes:.0f} min: root mean square error on held-out data"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("after", "", "simulator", "constant\nvelocity", "standing\nstill"):
+        table.add_column(heading, justify="left" if heading in ("after", "") else "right", no_wrap=True)
+    for one in accuracy:
+        rows = zip(one.names, one.simulator, one.constant_velocity, one.standing_still, strict=True)
+        for i, (name, *errors) in enumerate(rows):
+            when = f"{one.seconds:g} s" if i == 0 else ""
+            table.add_row(when, name, *(f"{error:.4f}" if math.isfinite(error) else "–" for error in errors))
+        table.add_section()
+    console.print(table)

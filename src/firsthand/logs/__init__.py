@@ -1,0 +1,7 @@
+"""What robots did, read from files: our run folders, CSV, MCAP."""
+
+from .base import Log as Log
+from .base import Series as Series
+from .base import Transitions as Transitions
+from .base import spec_difference as spec_difference
+from .read import read_log as read_log

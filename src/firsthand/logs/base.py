@@ -1,0 +1,182 @@
+"""A log in memory: stretches without a gap, and how many rows were refused for which reason."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.features import next_state
+
+FAR = 100.0
+"""A measurement that is this many scales away from its centre is no measurement."""
+
+NOT_FINITE = "a value is missing or not a number"
+FAR_AWAY = f"a measurement is more than {FAR:.0f} scales from its centre"
+OUT_OF_RANGE = "a command is outside its range"
+NO_HISTORY = "the rows before it, which its state needs, are missing"
+NO_SUCCESSOR = "nothing was measured one period later"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A stretch of a log, one row per control period, without a gap."""
+
+    measured: Float[np.ndarray, "rows measured"]
+    """y_0 … y_T."""
+    commands: Float[np.ndarray, "steps commands"]
+    """u_0 … u_{T-1}; u_k was applied between y_k and y_{k+1}."""
+    start: Float[np.ndarray, " state"] | None = None
+    """The state vector at row 0, where the log carries it: with what was before."""
+
+    def __post_init__(self) -> None:
+        assert len(self.measured) == len(self.commands) + 1
+
+
+class Transitions(NamedTuple):
+    """Rows for the buffer."""
+
+    states: Float[np.ndarray, "rows state"]
+    """x."""
+    commands: Float[np.ndarray, "rows commands"]
+    """u, as applied."""
+    following: Float[np.ndarray, "rows measured"]
+    """y⁺."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What was read from one file or folder."""
+
+    path: str
+    """Where it was read from."""
+    sha256: str
+    """SHA-256 of the file's bytes; of a run folder, of all its episodes in order."""
+    series: tuple[Series, ...]
+    """What is usable, in order of time."""
+    rows: int
+    """Rows in the file."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Rows that cannot be used, by reason."""
+    note: str = ""
+    """What else the user should know: resampled, columns ignored."""
+
+    @property
+    def usable(self) -> int:
+        """Rows from which something can be learned: those with a successor."""
+        return sum(len(s.commands) for s in self.series)
+
+
+def transitions(spec: ControlSpec, log: Log) -> tuple[Transitions, Counter[str]]:
+    """The rows for the buffer, with state vectors rebuilt by the robot's own rule; and refused rows by reason.
+
+    Rows at the start of a stretch are refused unless the log carries the registers there: what was commanded before is
+    part of the state.
+    """
+    memory = max(spec.layout.command_memory, spec.layout.measurement_memory)
+    parts: list[Transitions] = []
+    refused = Counter(log.refused)
+    for series in log.series:
+        steps = len(series.commands)
+        if series.start is not None and series.start.shape == (spec.layout.size,):
+            first, state = 0, series.start
+        else:
+            first = memory
+            refused[NO_HISTORY] += min(memory, steps)
+            if steps <= memory:
+                continue
+            state = _registers(spec, series, memory)
+        states = [state]
+        for k in range(first, steps - 1):
+            states.append(next_state(spec.layout, states[-1], series.commands[k], series.measured[k + 1]))
+        parts.append(Transitions(np.stack(states), series.commands[first:], series.measured[first + 1 :]))
+    return _joined(spec, parts), +refused
+
+
+def _registers(spec: ControlSpec, series: Series, row: int) -> np.ndarray:
+    """The state vector at `row`, from the rows before it."""
+    layout = spec.layout
+    measured = [series.measured[row - j] for j in range(1 + layout.measurement_memory)]
+    return np.concatenate([*measured, *(series.commands[row - j] for j in range(1, 1 + layout.command_memory))])
+
+
+def _joined(spec: ControlSpec, parts: Sequence[Transitions]) -> Transitions:
+    widths = (spec.layout.size, spec.layout.num_commands, spec.layout.num_measured)
+    empty = Transitions(*(np.zeros((0, width), np.float32) for width in widths))
+    return Transitions(
+        *(np.concatenate(columns).astype(np.float32) for columns in zip(empty, *parts, strict=True)),
+    )
+
+
+def row_faults(spec: ControlSpec, measured: np.ndarray, commands: np.ndarray) -> np.ndarray:
+    """Why each row cannot be used, as an array of texts; empty where it can."""
+    center, scale = np.asarray(spec.scales.measured_center), np.asarray(spec.scales.measured_scale)
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    slack = 1e-4 * (high - low)
+    faults = np.full(len(measured), "", dtype=object)
+    with np.errstate(invalid="ignore"):
+        faults[((commands < low - slack) | (commands > high + slack)).any(axis=1)] = OUT_OF_RANGE
+        faults[(np.abs(measured - center) > FAR * scale).any(axis=1)] = FAR_AWAY
+    faults[~(np.isfinite(measured).all(axis=1) & np.isfinite(commands).all(axis=1))] = NOT_FINITE
+    return faults
+
+
+def stretches(
+    spec: ControlSpec, measured: np.ndarray, commands: np.ndarray, joined: np.ndarray, refused: Counter[str]
+) -> tuple[Series, ...]:
+    """Cut rows into stretches without a gap; counts in `refused` what is left out.
+
+    `joined[k]` tells whether row k + 1 follows one control period after row k. The last row of a stretch only ends it.
+    """
+    faults = row_faults(spec, measured, commands)
+    # The last row of a stretch needs no sound command: only its measurement is used.
+    only_command = faults == OUT_OF_RANGE
+    for reason, count in Counter(faults[faults != ""].tolist()).items():
+        refused[reason] += count
+    found: list[Series] = []
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    begin = 0
+    while begin < len(measured):
+        end = begin
+        while (
+            end < len(measured) - 1
+            and faults[end] == ""
+            and joined[end]
+            and (faults[end + 1] == "" or only_command[end + 1])
+        ):
+            end += 1
+        if end > begin:
+            kept = np.clip(commands[begin:end], low, high).astype(np.float32)
+            found.append(Series(measured[begin : end + 1].astype(np.float32), kept))
+        if faults[end] == "":
+            refused[NO_SUCCESSOR] += 1
+        # A row with a bad command ends one stretch and cannot begin another.
+        begin = end + 1
+    return tuple(found)
+
+
+def spec_difference(one: ControlSpec, other: ControlSpec, fields: Sequence[str] = ()) -> str | None:
+    """The first field in which two specifications differ, with both values; None when they agree.
+
+    `fields` limits the comparison to dotted names and what is below them.
+    """
+    ours, theirs = (_flat(json.loads(spec.to_json())) for spec in (one, other))
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        if fields and not any(name == f or name.startswith(f + ".") for f in fields):
+            continue
+        if ours.get(name) != theirs.get(name):
+            return f"{name} is {json.dumps(ours.get(name))} there and {json.dumps(theirs.get(name))} here"
+    return None
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= _flat(item, f"{prefix}.{key}" if prefix else key)
+    return found

@@ -1,0 +1,105 @@
+"""Our own run folders as logs: the episodes of a training run, or of a recording."""
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.features import next_state
+from firsthand_onboard.spec import SpecError
+
+from ..errors import UserError
+from ..robots.base import EpisodeRecord
+from ..runs import RunFolder
+from .base import FAR_AWAY, NOT_FINITE, OUT_OF_RANGE, Log, Series, row_faults, spec_difference
+
+SAME_QUANTITIES = ("period_s", "layout.measured", "layout.commands", "layout.position", "layout.velocity")
+"""What two robots must have in common for a log of one to say something about the other."""
+DID_NOT_HAPPEN = "the step did not happen: its trajectory was cut"
+
+
+def stored_spec(folder: RunFolder) -> ControlSpec:
+    """The control specification with which a run was made."""
+    spec = folder.config.get("control_spec")
+    if not isinstance(spec, dict):
+        raise UserError(f"{folder.path / 'config.json'} is damaged: it has no control_spec.")
+    try:
+        return ControlSpec.from_json(json.dumps(spec))
+    except SpecError as error:
+        raise UserError(f"{folder.path / 'config.json'} cannot be used: {error}.") from None
+
+
+def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
+    """All episodes of a run; trajectories that follow one another are one stretch.
+
+    With `spec`, the run's robot must measure and command the same at the same rate.
+    """
+    folder = RunFolder.open(path)
+    own = stored_spec(folder)
+    if spec is not None and (difference := spec_difference(own, spec, SAME_QUANTITIES)):
+        raise UserError(f"{path} is no log of this robot: {difference}.")
+    if not folder.episodes():
+        raise UserError(f"{path} has no finished episode yet.")
+    digest = hashlib.sha256()
+    refused: Counter[str] = Counter()
+    pieces: list[Series] = []
+    rows = 0
+    for episode in folder.episodes():
+        arrays, _ = folder.load_episode(episode)
+        record = EpisodeRecord.from_arrays(arrays)
+        for name, array in sorted(record.arrays().items()):
+            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        rows += record.valid.size
+        for i in range(len(record.starts)):
+            pieces += _sound(own, record, i, refused)
+    chained = _chained(own, pieces)
+    if spec is not None and own.layout != spec.layout:  # other memories: the registers do not fit
+        chained = [Series(series.measured, series.commands) for series in chained]
+    return Log(str(path), digest.hexdigest(), tuple(chained), rows, refused)
+
+
+def _sound(spec: ControlSpec, record: EpisodeRecord, i: int, refused: Counter[str]) -> list[Series]:
+    """The stretches of one trajectory in which everything was measured and commanded soundly."""
+    measured, commands = record.measured[i], record.commands[i]
+    happened = record.valid[i]
+    faults = row_faults(spec, measured[:-1], commands)
+    after = row_faults(spec, measured[1:], commands)
+    reasons = np.where(faults != "", faults, np.where(np.isin(after, (NOT_FINITE, FAR_AWAY)), after, ""))
+    reasons[~happened] = DID_NOT_HAPPEN
+    # A run holds what was applied: a command that is out of today's range was still what moved the robot.
+    reasons[reasons == OUT_OF_RANGE] = ""
+    refused.update(reasons[reasons != ""].tolist())
+    found: list[Series] = []
+    good = np.flatnonzero(reasons == "")
+    for run in np.split(good, np.flatnonzero(np.diff(good) > 1) + 1):
+        if run.size:
+            a, b = int(run[0]), int(run[-1]) + 1
+            start = record.starts[i] if a == 0 and np.isfinite(record.starts[i]).all() else None
+            found.append(Series(measured[a : b + 1], commands[a:b], start))
+    return found
+
+
+def _chained(spec: ControlSpec, pieces: list[Series]) -> list[Series]:
+    """Stretches of which one begins in exactly the state in which the one before ended are one."""
+    groups: list[list[Series]] = []
+    end: Any = None
+    for piece in pieces:
+        if end is not None and piece.start is not None and np.array_equal(end, piece.start):
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+        end = piece.start
+        for k in range(len(piece.commands) if end is not None else 0):
+            end = next_state(spec.layout, end, piece.commands[k], piece.measured[k + 1])
+    return [
+        Series(
+            np.concatenate([group[0].measured, *(piece.measured[1:] for piece in group[1:])]),
+            np.concatenate([piece.commands for piece in group]),
+            group[0].start,
+        )
+        for group in groups
+    ]

@@ -1,0 +1,84 @@
+"""Rows with a time each, onto the robot's control period."""
+
+from collections import Counter
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+
+from ..errors import UserError
+from .base import NOT_FINITE, Log, stretches
+
+SAME = 0.02
+"""A log whose period differs by no more than this share is taken as it is."""
+JITTER = 0.3
+"""A row may come this share of a period early or late; later than that there is a gap."""
+
+
+def on_the_period(
+    spec: ControlSpec, path: str, sha256: str, time: np.ndarray, measured: np.ndarray, commands: np.ndarray, note: str
+) -> Log:
+    """The log of rows at `time` (s): as they are, or, where they are faster than the robot, brought to its period.
+
+    Faster rows are resampled: measurements by linear interpolation, commands by their mean over a period.
+    """
+    known = np.isfinite(time)
+    refused: Counter[str] = Counter()
+    if not known.all():
+        refused["its time is missing or not a number"] = int((~known).sum())
+        time, measured, commands = time[known], measured[known], commands[known]
+    if len(time) < 2:
+        raise UserError(f"{path} has {len(time)} rows with a time, but at least 2 are needed.")
+    steps = np.diff(time)
+    if (steps <= 0).any():
+        at = int(np.argmax(steps <= 0))
+        raise UserError(
+            f"{path}: time goes from {time[at]:g} to {time[at + 1]:g} s at row {at + 2}, but must rise from row to "
+            "row; sort the log, or give each recording in a file of its own."
+        )
+    rows, period, own = len(known), spec.period_s, float(np.median(steps))
+    if own > (1 + SAME) * period:
+        raise UserError(
+            f"{path} has a row every {own:g} s, but {spec.robot} is controlled every {period:g} s: what happened in "
+            "between is unknown; log at least as often."
+        )
+    if own >= (1 - SAME) * period:
+        joined = np.abs(steps - period) <= JITTER * period
+        series = stretches(spec, measured, commands, joined, refused)
+        return Log(path, sha256, series, rows, refused, note)
+    sound = np.isfinite(measured).all(axis=1) & np.isfinite(commands).all(axis=1)
+    if not sound.all():
+        refused[NOT_FINITE] += int((~sound).sum())
+        time, measured, commands = time[sound], measured[sound], commands[sound]
+    resampled, taken = [], int((~sound).sum())
+    for piece in stretches_in_time(time, own):
+        grid = np.arange(time[piece][0], time[piece][-1] + 1e-9, period)
+        if len(grid) < 2:
+            continue
+        y = np.stack([np.interp(grid, time[piece], column) for column in measured[piece].T], axis=1)
+        u = held_mean(time[piece], commands[piece], grid)
+        series = stretches(spec, y, u, np.ones(len(grid) - 1, bool), refused)
+        resampled += series
+        taken += len(grid)
+    what = f"resampled from {own:g} to {period:g} s: {rows} rows became {taken}"
+    return Log(path, sha256, tuple(resampled), taken, refused, f"{note}; {what}" if note else what)
+
+
+def stretches_in_time(time: np.ndarray, period: float) -> list[slice]:
+    """Where rows follow one another without a gap."""
+    gaps = np.flatnonzero(np.diff(time) > (1 + JITTER) * period * 2) + 1
+    return [slice(a, b) for a, b in zip([0, *gaps], [*gaps, len(time)], strict=True)]
+
+
+def held_mean(time: np.ndarray, commands: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """The mean of each command, held from row to row, from each point of the grid to the next.
+
+    The last point has no next one; it gets the command at its time.
+    """
+    covered = np.concatenate(
+        [np.zeros((1, commands.shape[1])), np.cumsum(commands[:-1] * np.diff(time)[:, None], axis=0)]
+    )
+    at = np.stack([np.interp(grid, time, column) for column in covered.T], axis=1)
+    mean = np.diff(at, axis=0) / np.diff(grid)[:, None]
+    last = commands[np.searchsorted(time, grid[-1], side="right") - 1]
+    return np.concatenate([mean, last[None]])

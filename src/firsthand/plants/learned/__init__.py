@@ -1,0 +1,4 @@
+"""A plant learned from a robot's log."""
+
+from .plant import LearnedPlant as LearnedPlant
+from .plant import LearnedState as LearnedState

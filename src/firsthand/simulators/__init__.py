@@ -1,0 +1,9 @@
+"""Learned simulators: record a robot, fit a network to its log, judge it, keep it in a folder."""
+
+from .accuracy import Accuracy as Accuracy
+from .accuracy import open_loop as open_loop
+from .fit import FitSettings as FitSettings
+from .fit import fit as fit
+from .folder import StoredSimulator as StoredSimulator
+from .folder import is_simulator as is_simulator
+from .record import record as record

@@ -1,0 +1,145 @@
+"""Moving a robot about so that its log says how it moves: random excitation, motion between places, standing still."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.features import initial_state, next_state
+from firsthand_onboard.kinematics import tracked_output
+
+from ..robots import AbstractRobot, EpisodeRecord
+from ..robots.base import neutral
+from ..tasks import Task
+
+CHUNK_S = 5.0
+"""The robot is watched between chunks of this length: where it drifts to a limit, the next chunk leads back."""
+FIRST = 12
+"""So many chunks are gentle and come back, to learn which command leads where."""
+
+
+def record(
+    robot: AbstractRobot, minutes: float, *, seed: int = 0, progress: Callable[[float], None] = lambda minutes: None
+) -> Iterator[EpisodeRecord]:
+    """Episodes of the task's length until so many minutes of robot time are over.
+
+    Nothing is assumed about which command moves what: a linear map from (place, mean command) to the place after the
+    chunk is fitted to the chunks so far, and the mean command that leads to a random place is read off it. Around that
+    mean, commands vary at random: steps, slow and fast noise, of random size and in random channels.
+    """
+    task, spec = robot.task, robot.task.spec
+    rng = np.random.default_rng(seed)
+    steps = max(round(CHUNK_S / spec.period_s), 10)
+    places = np.zeros((0, 2 * len(spec.layout.position) + spec.layout.num_commands))
+    state = initial_state(spec.layout, robot.measured(), neutral(spec))
+    measured, commands = [robot.measured()[None]], []
+    per_episode = task.trajectories * task.steps
+    total, done = round(60 * minutes / spec.period_s), 0
+    while done < total:
+        here = _place(spec, measured[-1][-1])
+        wanted = np.clip(excitation(spec, here, places, steps, rng), -1.0, 1.0)
+        commands.append(_scaled(spec, wanted))
+        seen = robot.play(commands[-1])
+        measured.append(seen[1:])
+        row = np.concatenate([here, wanted.mean(axis=0), _place(spec, seen[-1])])
+        places = np.concatenate([places, row[None]])[-400:]
+        gathered = sum(map(len, commands))
+        while gathered >= per_episode and done < total:
+            y, u = np.concatenate(measured), np.concatenate(commands)
+            episode, state = as_record(task, state, y[: per_episode + 1], u[:per_episode])
+            measured, commands = [y[per_episode:]], [u[per_episode:]]
+            gathered -= per_episode
+            done += per_episode
+            progress(done * spec.period_s / 60)
+            yield episode
+
+
+def excitation(
+    spec: ControlSpec, here: np.ndarray, places: np.ndarray, steps: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Commands `(steps, commands)` of one chunk, in half ranges from the middle."""
+    count = spec.layout.num_commands
+    if len(places) < FIRST:
+        half = 0.4 * _noise(rng, steps // 2, count, 0.3 / spec.period_s)
+        return np.concatenate([half, -half, np.zeros((steps % 2, count))])
+    kind = rng.uniform()
+    if kind < 0.05:
+        return np.zeros((steps, count))
+    mean = _towards(spec, here, places, rng)
+    size = rng.uniform(0.05, 0.8, count) * (rng.uniform(size=count) < 0.7)
+    if kind < 0.35:  # steps, held for different times in each channel
+        noise = np.stack([_held(rng, steps, rng.uniform(0.2, 2.0) / spec.period_s) for _ in range(count)], axis=1)
+    else:
+        noise = _noise(rng, steps, count, rng.uniform(0.1, 1.0) / spec.period_s)
+    # The mean comes and goes smoothly: most robots are never asked to jump.
+    ramp = np.clip(np.minimum(np.arange(steps), np.arange(steps)[::-1]) / (0.1 * steps), 0.0, 1.0)
+    return mean * ramp[:, None] + size * noise
+
+
+def _towards(spec: ControlSpec, here: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mean command, in half ranges, that leads to a random place, as far as the chunks so far tell."""
+    size, count = len(here), spec.layout.num_commands
+    before, mean, after = np.split(places, [size, size + count], axis=1)
+    inputs = np.concatenate([before, mean, np.ones((len(places), 1))], axis=1)
+    gram = inputs.T @ inputs + 1e-2 * np.eye(inputs.shape[1])
+    solution = np.linalg.solve(gram, inputs.T @ (after - before))
+    stay, effect = solution[:size], solution[size : size + count]
+    target = rng.uniform(-0.8, 0.8, size)
+    wanted = target - here - here @ stay - solution[-1]
+    command = np.linalg.solve(effect @ effect.T + 1e-2 * np.eye(count), effect @ wanted)
+    return np.clip(command, -0.9, 0.9)
+
+
+def _place(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:
+    """The position, scaled so that its limits are ±1; zero where it is not known."""
+    low, high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
+    place = (measured[list(spec.layout.position)] - (low + high) / 2) / ((high - low) / 2)
+    return np.clip(np.nan_to_num(place), -2.0, 2.0)
+
+
+def _noise(rng: np.random.Generator, steps: int, count: int, time_constant: float) -> np.ndarray:
+    """First-order filtered noise of standard deviation 1."""
+    keep = np.exp(-1.0 / max(time_constant, 0.1))
+    noise = rng.standard_normal((steps, count))
+    for k in range(1, steps):
+        noise[k] = keep * noise[k - 1] + np.sqrt(1 - keep**2) * noise[k]
+    return noise
+
+
+def _held(rng: np.random.Generator, steps: int, mean_length: float) -> np.ndarray:
+    """Random levels, each held for a random time."""
+    levels = rng.uniform(-1.7, 1.7, steps)
+    changes = np.cumsum(rng.uniform(size=steps) < 1.0 / max(mean_length, 1.0))
+    return levels[changes - changes[0]]
+
+
+def _scaled(spec: ControlSpec, commands: np.ndarray) -> np.ndarray:
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    return ((low + high) / 2 + (high - low) / 2 * commands).astype(np.float32)
+
+
+def as_record(
+    task: Task, start: np.ndarray, measured: np.ndarray, commands: np.ndarray
+) -> tuple[EpisodeRecord, np.ndarray]:
+    """A stretch of one episode's length as an episode, and the state vector at its end.
+
+    Nothing was to be followed, so the reference of each trajectory is where its tracked output was.
+    """
+    spec, shape = task.spec, (task.trajectories, task.steps)
+    starts, state = [], start
+    for k, command in enumerate(commands):
+        if k % task.steps == 0:
+            starts.append(state)
+        state = next_state(spec.layout, state, command, measured[k + 1])
+    rows = np.arange(task.trajectories)[:, None] * task.steps + np.arange(task.steps + 1)
+    points = np.minimum(np.arange(spec.reference_length), task.steps)
+    pieces = measured[rows]
+    record = EpisodeRecord(
+        starts=np.stack(starts).astype(np.float32),
+        measured=pieces,
+        commands=commands.reshape(*shape, -1),
+        references=np.asarray(tracked_output(spec, pieces), np.float32)[:, points],
+        free=np.zeros((*shape, commands.shape[1]), bool),
+        valid=np.ones(shape, bool),
+    )
+    return record, state

@@ -134,7 +134,7 @@ def stretches(
     """
     faults = row_faults(spec, measured, commands)
     # The last row of a stretch needs no sound command: only its measurement is used.
-    only_command = faults == OUT_OF_RANGE
+    can_end = (faults == "") | (faults == OUT_OF_RANGE)
     for reason, count in Counter(faults[faults != ""].tolist()).items():
         refused[reason] += count
     found: list[Series] = []
@@ -142,19 +142,13 @@ def stretches(
     begin = 0
     while begin < len(measured):
         end = begin
-        while (
-            end < len(measured) - 1
-            and faults[end] == ""
-            and joined[end]
-            and (faults[end + 1] == "" or only_command[end + 1])
-        ):
+        while end < len(measured) - 1 and faults[end] == "" and joined[end] and can_end[end + 1]:
             end += 1
         if end > begin:
             kept = np.clip(commands[begin:end], low, high).astype(np.float32)
             found.append(Series(measured[begin : end + 1].astype(np.float32), kept))
         if faults[end] == "":
             refused[NO_SUCCESSOR] += 1
-        # A row with a bad command ends one stretch and cannot begin another.
         begin = end + 1
     return tuple(found)
 

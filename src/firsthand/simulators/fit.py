@@ -96,7 +96,7 @@ def fit(
     *,
     progress: Callable[[str, int, int, float], None] = lambda phase, done, total, loss: None,
 ) -> LearnedPlant:
-    """The plant that explains these stretches best; `progress` is told the phase, steps done, steps in all, and loss."""
+    """The plant that explains these stretches best; `progress` gets phase, steps done, steps in all, loss."""
     windows = Windows.of(series)
     plant = untrained(spec, series, settings)
     before, ahead = history(plant), max(round(settings.rollout_s / spec.period_s), 1)

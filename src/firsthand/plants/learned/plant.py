@@ -18,7 +18,7 @@ from ..base import AbstractPlant
 
 
 class LearnedState(eqx.Module):
-    """What is measured, and the history that the network looks at: longer than the robot's own registers, if need be."""
+    """What is measured, and the history that the network looks at (longer than the robot's registers, if need be)."""
 
     measured: Float[Array, " measured"]
     """y_k."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -15,6 +16,8 @@ from ..evaluation import Evaluation, evaluate
 from ..evaluation.oracle import OracleBudget, store_oracle, train_oracle
 from ..evaluation.published import PAPER_TABLE_1
 from ..robots import SimulatedRobot
+from ..training.display import say
+from ..training.prior import Prior
 from ..training.restore import RestoredRun
 
 
@@ -100,6 +103,26 @@ def oracle_of(restored: RestoredRun, *, compute: bool, speed: float | None = Non
             _, known = train_oracle(plant, restored.task, budget, progress=show)
         store_oracle(known, plant, restored.task, cache_folder() / "oracles", budget)
     return None if known is None else asdict(known)
+
+
+def print_prior(prior: Prior) -> None:
+    """What a run starts from: what was taken of each log, what was refused and why."""
+    console = Console(stderr=True)
+    if prior.init is not None:
+        what = {"both": "model and policy"}.get(prior.init.parts, prior.init.parts)
+        say(f"Starting with the {what} of {prior.init.path} after episode {prior.init.episode}.")
+    if not prior.logs:
+        return
+    table = Table(title="Learning first from what is there", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("log", overflow="fold")
+    for heading in ("rows\ntaken", "rows\nrefused"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why")
+    for log in prior.logs:
+        reasons = [f"{count}: {reason}" for reason, count in log.refused.items()]
+        why = "\n".join([*reasons, *([log.note] if log.note else [])])
+        table.add_row(escape(log.path), str(log.taken), str(sum(log.refused.values())), escape(why))
+    console.print(table)
 
 
 def finish(path: Path) -> None:

@@ -41,6 +41,12 @@ class Train:
     """Continue the run in --out where it stopped; what is not given is taken from the run."""
     payload: _Number = None
     """Load at the tool in kg."""
+    init_from: _Folder = None
+    """Begin with the model and the policy of this run, of a robot with the same control specification."""
+    init: _Text = None
+    """What to take over with --init-from: model, policy or both (the default)."""
+    data: Annotated[tuple[Path, ...], arg(metavar="LOG...", help_behavior_hint="")] = ()
+    """Logs to learn from before the first episode: run folders, .csv or .mcap files."""
     no_report: _Switch = False
     """Leave out the evaluation and the HTML report at the end."""
     eta: _Number = None
@@ -66,7 +72,8 @@ class Train:
         from ..runs import RunFolder, provenance
         from ..training import Trainer, TrainingConfig, TrainingStopped
         from ..training.display import TrainingDisplay, say
-        from .results import finish
+        from ..training.prior import Prior, gather
+        from .results import finish, print_prior
 
         # Also when resuming: a misspelt robot is said before a missing folder.
         config = TrainingConfig.of(
@@ -78,14 +85,20 @@ class Train:
             **self._given(HYPERPARAMETERS),
         )
         path = self.out or default_folder(config.robot, config.preset, config.seed)
+        if self.init is not None and self.init_from is None:
+            raise UserError(f"init is {self.init!r}, but there is no --init-from to take it from.")
         if self.resume:
             run, config = self._open(path)
+            prior = Prior.of_run(run, config)
         else:
-            run = RunFolder.create(path, config.as_dict(), provenance=provenance.collect())
+            prior = gather(config.make_task().spec, **self._origin())
+            print_prior(prior)
+            config = dataclasses.replace(config, init_from=prior.init, data=prior.logs)
+            run = RunFolder.create(path, config.as_dict(), provenance=provenance.collect(), data=prior.files())
         with run:
             robot = make_robot(config.robot, config.make_task(), payload_kg=config.payload_kg, seed=config.seed)
             display = TrainingDisplay(config, run.path)
-            trainer = Trainer(robot, config, run, callbacks=(display,))
+            trainer = Trainer(robot, config, run, callbacks=(display,), prior=prior)
             if self.resume:
                 for note in trainer.resume():
                     say(note)
@@ -106,6 +119,10 @@ class Train:
             finish(run.path)
         return 0
 
+    def _origin(self) -> dict[str, Any]:
+        """What to start from, as `gather` takes it."""
+        return {"init_from": self.init_from, "init": self.init or "both", "data": self.data}
+
     def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -125,6 +142,7 @@ class Train:
             done = max(run.checkpoints(), default=0)
             if self.episodes is not None and self.episodes < done:
                 raise UserError(f"episodes is {self.episodes}, but {path} has {done} already; give at least as many.")
+            self._check_origin(path, stored)
             # Settings come from the run, not from today's presets: they may have changed since it was started.
             base = stored.hyper if self.preset in (None, stored.preset) else preset(self.preset)
             wanted = dataclasses.replace(
@@ -140,6 +158,21 @@ class Train:
             run.close()
             raise
         return run, wanted
+
+    def _check_origin(self, path: Path, stored: Any) -> None:
+        """What a run started from cannot change; giving the same again is fine."""
+        before = stored.init_from
+        same_init = (
+            before is not None
+            and self.init_from is not None
+            and (before.path == str(self.init_from.resolve()) and before.parts == (self.init or "both"))
+        )
+        if self.init_from is not None and not same_init:
+            was = f"from the {before.parts} of {before.path}" if before is not None else "from no other run"
+            raise UserError(f"{path} was started {was}; leave out --init-from when resuming it.")
+        if self.data and [log.path for log in stored.data] != [str(log.resolve()) for log in self.data]:
+            was = ", ".join(log.path for log in stored.data) or "no logs"
+            raise UserError(f"{path} was started with {was} as --data; leave out --data when resuming it.")
 
 
 def default_folder(robot: str, preset: str, seed: int) -> Path:

@@ -2,6 +2,7 @@
 
 from .buffer import Buffer as Buffer
 from .buffer import append as append
+from .buffer import append_rows as append_rows
 from .hyperparameters import Hyperparameters as Hyperparameters
 from .improvement import Imagined as Imagined
 from .improvement import Improvement as Improvement

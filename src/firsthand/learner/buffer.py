@@ -73,9 +73,22 @@ def append(buffer: Buffer, rollout: Rollout) -> Buffer:
     x = states[:, :-1].reshape(block, -1)[order]
     y = states[:, 1:, :measured].reshape(block, -1)[order]
     u = np.asarray(rollout.commands).reshape(block, -1)[order]
+    return append_rows(buffer, x, u, y, int(valid.sum()))
+
+
+def append_rows(
+    buffer: Buffer,
+    states: Float[np.ndarray, "rows state"],
+    commands: Float[np.ndarray, "rows commands"],
+    following: Float[np.ndarray, "rows measured"],
+    count: int | None = None,
+) -> Buffer:
+    """The buffer with the first `count` of these transitions added (all by default). `buffer` is consumed."""
+    block = len(states)
     if int(buffer.size) + block > buffer.capacity:
         buffer = grown(buffer, int(buffer.size) + block)
-    return _write((x, u, y), buffer, jnp.asarray(int(valid.sum()), jnp.int32))
+    used = block if count is None else count
+    return _write((states, commands, following), buffer, jnp.asarray(used, jnp.int32))
 
 
 def grown(buffer: Buffer, at_least: int) -> Buffer:

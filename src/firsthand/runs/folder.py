@@ -5,6 +5,7 @@
     episodes/000012.safetensors      what the robot did in episode 12; append-only
     checkpoints/000012.safetensors   the learner's whole state after episode 12; the newest few
     best.safetensors    the best policy so far
+    data/               what the run started from: logs, another run's weights; written once
     report/             figures and the HTML report
     lock                held by the process that writes
 
@@ -60,11 +61,17 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], config: Mapping[str, Any], *, provenance: Mapping[str, Any]
+        cls,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        *,
+        provenance: Mapping[str, Any],
+        data: Mapping[str, bytes] | None = None,
     ) -> "RunFolder":
         """Start a run in a folder that does not exist or is empty, and take the writer's lock.
 
-        ±∞ and NaN in `config` are stored as text that `float()` reads.
+        ±∞ and NaN in `config` are stored as text that `float()` reads. `data` are files that the run starts from, by
+        name; they are in place before the folder counts as a run.
         """
         path = Path(path)
         _check_free(path)
@@ -77,6 +84,10 @@ class RunFolder:
             atomic.remove_temporary_files(path)
             for name in _FOLDERS:
                 atomic.make_folder(path / name)
+            if data:
+                atomic.make_folder(path / "data")
+                for name, file in data.items():
+                    atomic.write_bytes(path / "data" / name, file)
             content = {"format": FORMAT, "config": config, "provenance": provenance}
             # Last, because it is what makes the folder a run.
             atomic.write_json(path / "config.json", content)
@@ -246,6 +257,18 @@ class RunFolder:
         self.truncate_metrics(episode)
         self.drop_episodes(episode)
 
+    # What the run started from.
+
+    def load_data(self, name: str) -> tuple[Arrays, dict[str, Any]]:
+        """The arrays and the info of one file under `data/`."""
+        path = self.path / "data" / name
+        try:
+            return packed.unpack(path.read_bytes())
+        except OSError as error:
+            raise UserError(f"cannot read {path}, which the run started from: {atomic.cause(error)}.") from error
+        except DamagedFile as error:
+            raise UserError(f"{path}, which the run started from, is damaged: {error}.") from error
+
     # The best policy.
 
     def save_best(self, arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> None:
@@ -316,9 +339,16 @@ def _is_unborn(path: Path) -> bool:
     for entry in path.iterdir():
         leftover = entry.name == "lock" or atomic.is_temporary(entry.name)
         empty_folder = entry.name in _FOLDERS and entry.is_dir() and not any(entry.iterdir())
-        if not (leftover or empty_folder):
+        started_from = entry.name == "data" and (path / "lock").exists() and _holds_only_arrays(entry)
+        if not (leftover or empty_folder or started_from):
             return False
     return True
+
+
+def _holds_only_arrays(folder: Path) -> bool:
+    return folder.is_dir() and all(
+        entry.suffix == ".safetensors" or atomic.is_temporary(entry.name) for entry in folder.iterdir()
+    )
 
 
 def _started(path: Path) -> str:

@@ -9,6 +9,7 @@ from ..errors import UserError
 from ..learner import Hyperparameters
 from ..robots.registry import make_task
 from ..tasks import Task
+from .origin import InitFrom, TakenLog
 from .presets import EPISODES, preset
 
 MOST_EPISODES = 100_000
@@ -34,6 +35,10 @@ class TrainingConfig:
     """Seed of everything random."""
     payload_kg: float = 0.0
     """Load at the tool, for robots that can carry one."""
+    init_from: InitFrom | None = None
+    """The run whose model, policy or both this one begins with."""
+    data: tuple[TakenLog, ...] = ()
+    """Logs that are in the buffer before the first episode."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.episodes <= MOST_EPISODES:
@@ -75,7 +80,8 @@ class TrainingConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for config.json, with the control specification that the task makes."""
-        return {**dataclasses.asdict(self), "control_spec": json.loads(self.make_task().spec.to_json())}
+        data = {**dataclasses.asdict(self), "control_spec": json.loads(self.make_task().spec.to_json())}
+        return {name: value for name, value in data.items() if name not in ("init_from", "data") or value}
 
     @staticmethod
     def from_dict(data: dict[str, Any], where: str = "config.json") -> "TrainingConfig":
@@ -83,8 +89,11 @@ class TrainingConfig:
         try:
             hyper = dict(data["hyper"])
             hyper["model_hidden"] = tuple(hyper["model_hidden"])
-            fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name != "hyper"}
+            separate = ("hyper", "init_from", "data")
+            fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name not in separate}
             make_task(fields["robot"])
+            fields["init_from"] = InitFrom(**data["init_from"]) if data.get("init_from") else None
+            fields["data"] = tuple(TakenLog(**log) for log in data.get("data", ()))
             return TrainingConfig(hyper=Hyperparameters(**hyper), **fields)
         except KeyError as error:
             why = f"the field {error} is missing"

@@ -17,6 +17,7 @@ from ..runs.pytrees import from_arrays, to_arrays
 from .callbacks import Callback, EpisodeSummary
 from .config import TrainingConfig
 from .data import as_rollout, at_rest_in, imagined_starts, smooth_excitation
+from .prior import Prior
 
 MOST_REFUSED = 3
 """So many refused updates in a row stop the run."""
@@ -39,17 +40,20 @@ class Trainer:
         config: TrainingConfig,
         run: RunFolder | None = None,
         callbacks: Sequence[Callback] = (),
+        prior: Prior | None = None,
     ) -> None:
         self.robot, self.config, self.run, self.callbacks = robot, config, run, callbacks
         self.task = robot.task
         spec = self.task.spec
-        self.state = LearnerState.random(spec, config.hyper, seed=config.seed)
+        self.prior = prior or Prior()
+        self.state = self.prior.initial(LearnerState.random(spec, config.hyper, seed=config.seed))
         self.buffer = Buffer.empty(
-            min(config.episodes * self.task.trajectories * self.task.steps, FIRST_CAPACITY),
+            min(config.episodes * self.task.trajectories * self.task.steps, FIRST_CAPACITY) + self.prior.rows,
             spec.layout.size,
             spec.layout.num_commands,
             spec.layout.num_measured,
         )
+        self.buffer = self.prior.fill(self.buffer)
         self.episode = 0
         """Episodes done."""
         self.stop_requested = False
@@ -64,11 +68,14 @@ class Trainer:
         """One episode of Algorithm 1, then its files."""
         for callback in self.callbacks:
             callback.before_episode(self, self.episode + 1)
-        task, hyper, policy = self.task, self.config.hyper, self.state.policy
+        task, hyper = self.task, self.config.hyper
+        if self.episode == 0:
+            self.state = self.prior.warm_start(self.state, self.buffer, task, hyper, seed=self.config.seed)
+        policy = self.state.policy
         rng = np.random.Generator(np.random.Philox(key=[self.config.seed, self.episode]))
 
         goals = task.sample_goals(rng, self.whereabouts(), task.trajectories)
-        excited = hyper.excitation > 0 and self.episode < hyper.excited_episodes
+        excited = hyper.excitation > 0 and self.episode < hyper.excited_episodes and not self.prior.has_seen_motion
         excitation = smooth_excitation(task, hyper.excitation, rng) if excited else None
         record = self.robot.run_episode(policy, goals, excitation)
         began = time.monotonic()

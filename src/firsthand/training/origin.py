@@ -1,0 +1,61 @@
+"""What a run started from, as data in its config.json."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ..errors import UserError, suggest
+
+Parts = Literal["model", "policy", "both"]
+"""What is taken over from another run."""
+
+
+@dataclass(frozen=True)
+class InitFrom:
+    """Another run whose model, policy or both this one began with."""
+
+    path: str
+    """Its folder."""
+    episode: int
+    """After which of its episodes."""
+    sha256: str
+    """SHA-256 of the checkpoint that was read."""
+    parts: Parts
+    """What was taken over."""
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+
+    @property
+    def takes_model(self) -> bool:
+        """Whether the model is taken over."""
+        return self.parts in ("model", "both")
+
+    @property
+    def takes_policy(self) -> bool:
+        """Whether the policy is taken over."""
+        return self.parts in ("policy", "both")
+
+
+@dataclass(frozen=True)
+class TakenLog:
+    """A log whose transitions were in the buffer before the first episode."""
+
+    path: str
+    """Where it was."""
+    sha256: str
+    """SHA-256 of its content."""
+    rows: int
+    """Rows in it, after resampling."""
+    taken: int
+    """Transitions that were taken."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Rows that were not, by reason."""
+    note: str = ""
+    """What else there was to say."""
+
+
+def check_parts(value: Any) -> None:
+    """One sentence unless `value` is one of `Parts`."""
+    known = get_args(Parts)
+    if value not in known:
+        raise UserError(f"init is {value!r}, but must be one of {', '.join(known)}{suggest(str(value), known)}.")

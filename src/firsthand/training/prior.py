@@ -1,0 +1,220 @@
+"""Starting from what is there: another run's model and policy, and logs in the buffer before the first episode."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.features import initial_state
+
+from ..errors import UserError
+from ..learner import Buffer, Hyperparameters, LearnerState, Rollout, append_rows, update_policy
+from ..learner.model_learning import ModelReport, learn_model
+from ..learner.rollout import imagine
+from ..logs import Transitions, read_log, spec_difference
+from ..logs.base import transitions
+from ..logs.episodes import stored_spec
+from ..robots import EpisodeRecord
+from ..robots.base import neutral
+from ..runs import RunFolder, packed
+from ..runs.packed import Arrays
+from ..runs.pytrees import from_arrays
+from ..tasks import Task
+from .config import TrainingConfig
+from .data import at_rest_in, imagined_starts
+from .origin import InitFrom, Parts, TakenLog, check_parts
+
+WEIGHTS = "init.safetensors"
+MODEL_ROUNDS = 10
+"""Most times that an episode's number of Adam steps is taken on the logs before the first episode."""
+POLICY_ROUNDS = 10
+"""How many episodes are imagined before the first real one, where the policy starts from random weights."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What a run starts from."""
+
+    init: InitFrom | None = None
+    """The other run."""
+    weights: Arrays | None = None
+    """What is taken over from it, by name in its checkpoint."""
+    logs: tuple[TakenLog, ...] = ()
+    """The logs."""
+    taken: tuple[Transitions, ...] = ()
+    """The transitions of each log."""
+
+    @property
+    def rows(self) -> int:
+        """Transitions in all."""
+        return sum(len(one.states) for one in self.taken)
+
+    @property
+    def has_seen_motion(self) -> bool:
+        """Whether the model knows motion already, so that the first episodes need no random commands."""
+        return bool(self.rows) or (self.init is not None and self.init.takes_model)
+
+    def files(self) -> dict[str, bytes]:
+        """What the run folder keeps, by name under `data/`: resuming needs neither the logs nor the other run."""
+        files = {}
+        if self.init is not None and self.weights is not None:
+            files[WEIGHTS] = packed.pack(self.weights, asdict(self.init))
+        for i, (log, rows) in enumerate(zip(self.logs, self.taken, strict=True)):
+            files[_file(i)] = packed.pack(rows._asdict(), asdict(log))
+        return files
+
+    @staticmethod
+    def of_run(run: RunFolder, config: TrainingConfig) -> "Prior":
+        """What a run that is resumed started from, as it was kept."""
+        weights = None
+        if config.init_from is not None:
+            weights = _kept(run, WEIGHTS, asdict(config.init_from))
+        kept = [_kept(run, _file(i), asdict(log)) for i, log in enumerate(config.data)]
+        taken = tuple(Transitions(**arrays) for arrays in kept)
+        return Prior(config.init_from, weights, config.data, taken)
+
+    def initial(self, state: LearnerState) -> LearnerState:
+        """The learner's first state, with the other run's weights in place."""
+        if self.init is None or self.weights is None:
+            return state
+        for part in _parts(self.init.parts):
+            mine = {name.removeprefix(f"{part}."): a for name, a in self.weights.items() if name.startswith(f"{part}.")}
+            try:
+                new = from_arrays(getattr(state, part), mine)
+            except UserError as error:
+                raise UserError(f"the {part} of {self.init.path} does not fit this run's: {error}") from None
+            state = eqx.tree_at(lambda s, part=part: getattr(s, part), state, new)
+        return state
+
+    def fill(self, buffer: Buffer) -> Buffer:
+        """The buffer with the logs' transitions, in order."""
+        for rows in self.taken:
+            buffer = append_rows(buffer, *rows)
+        return buffer
+
+    def warm_start(
+        self, state: LearnerState, buffer: Buffer, task: Task, hyper: Hyperparameters, *, seed: int
+    ) -> LearnerState:
+        """Before the first episode: the model learns from the logs, then a random policy from the model.
+
+        The model takes as many Adam steps as it would have if the robot had gathered the same data, but at most
+        `MODEL_ROUNDS` episodes' worth. The policy practises in `POLICY_ROUNDS` imagined episodes; the paper's
+        algorithm, which imagines nothing, leaves that out.
+        """
+        if not self.rows:
+            return state
+        rounds = min(max(self.rows // (task.trajectories * task.steps), 1), MODEL_ROUNDS)
+        report = None
+        for _ in range(rounds):
+            key, batch_key = jax.random.split(state.key)
+            dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, hyper, key=batch_key)
+            state = eqx.tree_at(lambda s: (s.dynamics, s.optimizer, s.key), state, (dynamics, optimizer, key))
+        trained = self.init is not None and self.init.takes_policy
+        if report is None or trained or not hyper.imagined:
+            return state
+        return practise(state, buffer, report, task, hyper, np.random.default_rng([seed, 0xDA7A]))
+
+
+def practise(
+    state: LearnerState,
+    buffer: Buffer,
+    model: ModelReport,
+    task: Task,
+    hyper: Hyperparameters,
+    rng: np.random.Generator,
+) -> LearnerState:
+    """The policy after some episodes that only the model has seen."""
+    rows = np.asarray(buffer.states[: int(buffer.size)])
+    first = state
+    home = at_rest_in(task.spec, np.asarray(task.home))
+    for _ in range(POLICY_ROUNDS):
+        starts = rows[rng.integers(len(rows), size=task.trajectories)]
+        starts[0] = initial_state(task.spec.layout, home, neutral(task.spec))
+        record = _only_starts(task, starts)
+        fresh = imagined_starts(task, record, task.trajectories, rng)
+        extra = imagined_starts(task, record, hyper.imagined, rng)
+        if fresh is None or extra is None:
+            return state
+        rollout = _imagined(state.policy, state.dynamics, fresh.starts, fresh.previews)
+        state, _ = update_policy(state, task.cost, rollout, extra, model, hyper)
+    # The trust region and its bookkeeping start afresh: the robot has not been asked yet.
+    kept = eqx.tree_at(lambda s: s.policy, first, state.policy)
+    return kept
+
+
+@eqx.filter_jit
+def _imagined(policy, dynamics, starts, previews) -> Rollout:
+    """Trajectories of the model alone."""
+    still = jnp.zeros((*previews.shape[:2], starts.shape[-1]))
+    states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))(policy, dynamics, starts, previews, still)
+    free, valid = jnp.ones(commands.shape, bool), jnp.ones(commands.shape[:2], bool)
+    return Rollout(states, commands, previews, free, valid)
+
+
+def _only_starts(task: Task, starts: np.ndarray) -> EpisodeRecord:
+    spec, count = task.spec, len(starts)
+    return EpisodeRecord(
+        starts=starts,
+        measured=np.zeros((count, 1, spec.layout.num_measured), np.float32),
+        commands=np.zeros((count, 0, spec.layout.num_commands), np.float32),
+        references=np.zeros((count, 0, spec.num_outputs), np.float32),
+        free=np.zeros((count, 0, spec.layout.num_commands), bool),
+        valid=np.zeros((count, 0), bool),
+    )
+
+
+def gather(
+    spec: ControlSpec, *, init_from: Path | None = None, init: Parts = "both", data: Sequence[Path] = ()
+) -> Prior:
+    """Read the other run and the logs; one sentence when one of them cannot be used."""
+    check_parts(init)
+    source, weights = _other_run(init_from, init, spec) if init_from is not None else (None, None)
+    logs, taken = [], []
+    for path in data:
+        log = read_log(path, spec)
+        rows, refused = transitions(spec, log)
+        if not len(rows.states):
+            reasons = ", ".join(f"{count} rows: {reason}" for reason, count in refused.most_common())
+            raise UserError(f"nothing in {path} can be used ({reasons or 'it is empty'}).")
+        logs.append(
+            TakenLog(str(path.resolve()), log.sha256, log.rows, len(rows.states), dict(refused.most_common()), log.note)
+        )
+        taken.append(rows)
+    return Prior(source, weights, tuple(logs), tuple(taken))
+
+
+def _other_run(path: Path, parts: Parts, spec: ControlSpec) -> tuple[InitFrom, Arrays]:
+    folder = RunFolder.open(path)
+    if difference := spec_difference(stored_spec(folder), spec):
+        raise UserError(f"{path} cannot be started from, because its robot is another: {difference}.")
+    if not folder.checkpoints():
+        raise UserError(f"{path} cannot be started from: it has no finished episode.")
+    checkpoint = folder.load_checkpoint()
+    wanted = tuple(f"learner.{part}." for part in _parts(parts))
+    weights = {n.removeprefix("learner."): a for n, a in checkpoint.arrays.items() if n.startswith(wanted)}
+    file = folder.path / "checkpoints" / f"{checkpoint.episode:06d}.safetensors"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return InitFrom(str(path.resolve()), checkpoint.episode, digest, parts), weights
+
+
+def _parts(parts: Parts) -> tuple[str, ...]:
+    """Fields of the learner's state; the model comes with its optimiser."""
+    model = ("dynamics", "optimizer")
+    return {"model": model, "policy": ("policy",), "both": (*model, "policy")}[parts]
+
+
+def _file(number: int) -> str:
+    return f"{number + 1:06d}.safetensors"
+
+
+def _kept(run: RunFolder, name: str, expected: dict) -> Arrays:
+    arrays, info = run.load_data(name)
+    if info != expected:
+        raise UserError(f"{run.path / 'data' / name} is not what {run.path / 'config.json'} says the run started from.")
+    return arrays

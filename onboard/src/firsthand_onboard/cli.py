@@ -1,0 +1,238 @@
+"""`firsthand-onboard serve | simulate | look | status | stop | acknowledge`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import __version__
+from .gate import GateLimits
+from .link import ClientEnd, LinkError, RobotEnd, Security, check_address
+from .machine import MachineError, load_machine
+from .runtime import Runtime, Settings
+from .simulation import PlantServer
+from .spec import ControlSpec, SpecError
+from .timing import request_real_time
+from .watchdog import WatchedMachine, key_value
+
+WRONG_INPUT = 2
+ADDRESS = "tcp/127.0.0.1:7447"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="firsthand-onboard", description="The robot's side of firsthand.")
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(dest="command", required=True)
+
+    serve = commands.add_parser("serve", help="run the control loop of a machine and wait for a trainer")
+    _machine_options(serve)
+    serve.add_argument("--spec", type=Path, help="the control specification (JSON), if the machine has none itself")
+    serve.add_argument("--limits", type=Path, help="the gate's limits (JSON); `look --limits` prints the default ones")
+    serve.add_argument("--wide-limits", action="store_true", help="only range and finiteness; for simulations")
+    serve.add_argument("--listen", default=ADDRESS, help=f"tcp/127.0.0.1:port or tls/host:port (default {ADDRESS})")
+    serve.add_argument("--certificates", type=Path, help="folder with ca.pem, robot.pem, robot.key; needed for tls")
+    serve.add_argument("--lease", type=float, default=1.0, help="seconds without a sign of the trainer (default 1)")
+    serve.add_argument("--on-lost", choices=("finish", "stop"), default="finish", help="the running trajectory then")
+    serve.add_argument("--rearm", choices=("trainer", "operator"), default="trainer", help="after a lost lease")
+    serve.add_argument("--speed", type=float, default=1.0, help="faster than real time, for simulations")
+    serve.add_argument("--watchdog", type=float, help="seconds without a command until neutral (default 2 periods)")
+    serve.add_argument("--priority", type=int, default=50, help="SCHED_FIFO priority, 0 is off (default 50)")
+    serve.add_argument("--latch", type=Path, help="file that keeps a fault over restarts")
+
+    simulate = commands.add_parser("simulate", help="a simulated machine in a process of its own")
+    simulate.add_argument("--plant", default="firsthand_onboard.toy:Toy", help="module:Class of the physics")
+    simulate.add_argument("--plant-option", type=key_value, action="append", default=[], metavar="KEY=VALUE")
+    simulate_options(simulate)
+
+    look = commands.add_parser("look", help="read a machine's sensors for a while, without moving it")
+    _machine_options(look)
+    look.add_argument("--seconds", type=float, default=5.0)
+    look.add_argument("--spec", type=Path)
+    look.add_argument("--limits", action="store_true", help="print the gate's default limits as JSON, and nothing else")
+
+    for name, text in (
+        ("status", "what a served machine is doing"),
+        ("stop", "stop a served machine, in any state"),
+        ("acknowledge", "acknowledge its fault: the operator has looked"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("address", nargs="?", default=ADDRESS)
+        command.add_argument("--certificates", type=Path, help="folder with ca.pem, operator.pem, operator.key")
+    return top
+
+
+def _machine_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--machine", required=True, help="module:Class or file.py:Class of the machine")
+    command.add_argument("--machine-option", type=key_value, action="append", default=[], metavar="KEY=VALUE")
+
+
+def simulate_options(command: Any) -> None:
+    """The options that every simulated machine has."""
+    command.add_argument("--listen", default="127.0.0.1:9870", help="UDP host:port (port 0: any free one)")
+    command.add_argument("--speed", type=float, default=1.0, help="faster than real time")
+    command.add_argument("--lock-step", action="store_true", help="time passes only when a command comes")
+    command.add_argument("--timeout", type=float, default=0.08, help="the machine's own command timeout, seconds")
+    command.add_argument("--log", type=Path, help="a line of JSON for everything that happens")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command; a mistake of the user's ends with one sentence and exit code 2."""
+    given = parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        sys.exit(globals()[f"_{given.command}"](given))
+    except (SpecError, LinkError, MachineError) as error:
+        print(f"firsthand-onboard: {error}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"the {what} file {path} cannot be read: {error}") from None
+
+
+def _spec(given: argparse.Namespace, machine: Any) -> ControlSpec:
+    if given.spec is not None:
+        return ControlSpec.from_json(_text(given.spec, "specification"))
+    spec = getattr(machine, "spec", None)
+    if spec is None:
+        raise SpecError(f"the machine {given.machine!r} has no control specification of its own: give --spec FILE")
+    return spec
+
+
+def _serve(given: argparse.Namespace) -> int:
+    if not 0.01 <= given.speed <= 1000:
+        raise SpecError(f"speed is {given.speed}, but must lie between 0.01 and 1000")
+    settings = Settings(given.lease, given.on_lost, given.rearm, given.latch)
+    security = None if given.certificates is None else Security.in_folder(given.certificates, "robot")
+    check_address(given.listen, security)
+    machine = WatchedMachine(given.machine, dict(given.machine_option), timeout_s=given.watchdog)
+    try:
+        spec = _spec(given, machine)
+        if given.wide_limits:
+            limits = GateLimits.wide(spec)
+        elif given.limits is not None:
+            limits = GateLimits.from_json(_text(given.limits, "limits"), spec, machine.neutral_command)
+        else:
+            limits = GateLimits.of(spec, machine.neutral_command)
+        link = RobotEnd(given.listen, security)
+        runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed)
+
+        def stop(*_: object) -> None:
+            runtime.stopping = True
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        if not machine.lock_step:
+            warning = request_real_time(given.priority)
+            if warning:
+                logging.getLogger("firsthand-onboard").warning(warning)
+        print(
+            f"serving {spec.robot} at {given.listen}, {1 / runtime.executor.clock.period_s:.4g} Hz"
+            f"{' in lock-step' if machine.lock_step else ''}, watchdog process {machine.process.pid}",
+            flush=True,
+        )
+        runtime.run()
+        link.close()
+    finally:
+        machine.close()
+    return 0
+
+
+def run_plant(plant: Any, given: argparse.Namespace) -> int:
+    """Serve a plant until the process is ended."""
+    server = PlantServer(plant, speed=given.speed, lock_step=given.lock_step, timeout_s=given.timeout, log=given.log)
+    host = given.listen.rpartition(":")[0]
+    try:
+        port = server.bind(given.listen)
+    except OSError as error:
+        raise SpecError(f"cannot listen at {given.listen}: {error}") from None
+    print(f"simulated {plant.spec.robot} at {host}:{port}", flush=True)
+    server.run()
+    return 0
+
+
+def _simulate(given: argparse.Namespace) -> int:
+    return run_plant(load_machine(given.plant, dict(given.plant_option)), given)
+
+
+def _look(given: argparse.Namespace) -> int:
+    machine = load_machine(given.machine, dict(given.machine_option))
+    spec = _spec(given, machine)
+    if given.limits:
+        limits = GateLimits.of(spec, getattr(machine, "neutral_command", None))
+        print(json.dumps(json.loads(limits.to_json()), indent=2))
+        return 0
+    values, took = [], []
+    end = time.monotonic() + given.seconds
+    while time.monotonic() < end:
+        machine.neutral()
+        began = time.monotonic()
+        values.append(np.asarray(machine.read(), float))
+        took.append(time.monotonic() - began)
+        time.sleep(max(spec.period_s - (time.monotonic() - began), 0.0))
+    machine.neutral()
+    table = np.stack(values)
+    print(f"{len(table)} readings in {given.seconds:g} s; a reading takes up to {1000 * max(took):.2f} ms")
+    print(f"{'':<24}{'mean':>12}{'deviation':>12}{'least':>12}{'most':>12}   missing")
+    for name, column in zip(spec.layout.measured, table.T):  # noqa: B905 (Python 3.10)
+        good = column[np.isfinite(column)]
+        numbers = (good.mean(), good.std(), good.min(), good.max()) if good.size else (np.nan,) * 4
+        print(f"{name:<24}" + "".join(f"{n:>12.5g}" for n in numbers) + f"{len(column) - good.size:>10}")
+    return 0
+
+
+def _client(given: argparse.Namespace) -> tuple[ClientEnd, dict[str, Any]]:
+    security = None if given.certificates is None else Security.in_folder(given.certificates, "operator")
+    client = ClientEnd(given.address, security, run="operator")
+    return client, dict(client.hello().body)
+
+
+def _status(given: argparse.Namespace) -> int:
+    client, status = _client(given)
+    client.close()
+    shown = {n: v for n, v in status.items() if n not in ("spec", "limits", "yours")}
+    print(json.dumps(shown, indent=2))
+    return 0
+
+
+def _stop(given: argparse.Namespace) -> int:
+    client, _ = _client(given)
+    print(f"stopped; the machine is {client.ask('stop').body['state']}")
+    client.close()
+    return 0
+
+
+def _acknowledge(given: argparse.Namespace) -> int:
+    client, status = _client(given)
+    if status["state"] != "fault":
+        print(f"there is no fault; the machine is {status['state']}")
+        client.close()
+        return 0
+    answer = client.ask("acknowledge", {"number": status["fault_number"]}, patience_s=10.0, tries=1)
+    client.close()
+    if answer.kind == "refused":
+        raise LinkError(str(answer.body["why"]))
+    print(f"acknowledged: {status['fault']}; the machine is {answer.body['state']}")
+    return 0
+
+
+def console() -> None:
+    """Entry point; a closed pipe is no error."""
+    try:
+        main()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,239 @@
+"""The link over zenoh: the robot's end and the trainer's or operator's end. Loopback, or TLS with certificates."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zenoh
+
+from .messages import FROM_ROBOT, HEAD, MOST_HEADER, MOST_PAYLOAD, TO_ROBOT, Message, MessageError, Receiver, encode
+from .spec import SpecError
+
+TO_ROBOT_KEY, FROM_ROBOT_KEY = "firsthand/1/to_robot", "firsthand/1/from_robot"
+QUEUE = 64
+"""Messages that wait to be read; the oldest go first when a flood comes."""
+
+
+class LinkError(Exception):
+    """The other side cannot be reached or does not answer."""
+
+
+@dataclass(frozen=True)
+class Security:
+    """Certificates for a link that leaves this computer; see scripts/make_certificates.sh."""
+
+    authority: Path
+    """Certificate of the authority that both sides trust."""
+    certificate: Path
+    """This side's certificate."""
+    key: Path
+    """Its private key."""
+
+    def __post_init__(self) -> None:
+        for name in ("authority", "certificate", "key"):
+            if not getattr(self, name).is_file():
+                raise SpecError(f"the {name} file {getattr(self, name)} does not exist")
+
+    @staticmethod
+    def in_folder(folder: str | Path, name: str) -> Security:
+        """The files that scripts/make_certificates.sh makes for `name` (robot, trainer or operator)."""
+        folder = Path(folder)
+        return Security(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
+
+
+def check_address(address: str, security: Security | None) -> None:
+    """Raise `SpecError` unless the address is loopback, or tls with certificates."""
+    protocol, _, place = address.partition("/")
+    host, _, port = place.rpartition(":")
+    if protocol not in ("tcp", "tls") or not host or not port.isdigit():
+        raise SpecError(f"the address is {address!r}, but must be given as tcp/host:port or tls/host:port")
+    if protocol == "tls":
+        if security is None:
+            raise SpecError(f"the address {address} needs certificates: give --certificates FOLDER")
+        return
+    try:
+        local = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if not local:
+        raise SpecError(
+            f"the address {address} leaves this computer without encryption; use tls/{place} and --certificates FOLDER"
+        )
+
+
+def _open(mode: str, address: str, security: Security | None) -> zenoh.Session:
+    check_address(address, security)
+    config = zenoh.Config()
+    settings: dict[str, Any] = {
+        "mode": mode,
+        ("listen" if mode == "peer" else "connect") + "/endpoints": [address],
+        "scouting/multicast/enabled": False,
+        "scouting/gossip/enabled": False,
+        "transport/link/rx/max_message_size": HEAD.size + MOST_HEADER + MOST_PAYLOAD + 4096,
+    }
+    if mode == "client":
+        settings["listen/endpoints"] = []
+    if security is not None:
+        ours = {"listen_private_key": security.key, "listen_certificate": security.certificate}
+        if mode == "client":
+            ours = {"connect_private_key": security.key, "connect_certificate": security.certificate}
+        settings["transport/link/tls"] = {
+            "root_ca_certificate": str(security.authority),
+            "enable_mtls": True,
+            **{name: str(path) for name, path in ours.items()},
+        }
+    for name, value in settings.items():
+        config.insert_json5(name, json.dumps(value))
+    try:
+        return zenoh.open(config)
+    except zenoh.ZError as error:
+        doing = "listen at" if mode == "peer" else "connect to"
+        raise LinkError(f"cannot {doing} {address}: {str(error).split(' at /')[0]}") from None
+
+
+def identity() -> str:
+    """A name that nobody had before."""
+    return secrets.token_hex(12)
+
+
+class RobotEnd:
+    """The robot's end. Never blocks and has no Python thread: the loop reads it when it has time."""
+
+    def __init__(self, address: str, security: Security | None = None) -> None:
+        self.identity = identity()
+        self.receiver = Receiver(TO_ROBOT, self.identity)
+        self._session = _open("peer", address, security)
+        self._incoming = self._session.declare_subscriber(TO_ROBOT_KEY, zenoh.handlers.RingChannel(QUEUE))
+        self._outgoing = self._session.declare_publisher(
+            FROM_ROBOT_KEY, congestion_control=zenoh.CongestionControl.DROP, reliability=zenoh.Reliability.RELIABLE
+        )
+        self._number = 0
+
+    def receive(self) -> Message | None:
+        """The next message, or None; what is not a message is counted and skipped."""
+        while (sample := self._incoming.try_recv()) is not None:
+            message = self.receiver.accept(sample.payload.to_bytes())
+            if message is not None:
+                return message
+        return None
+
+    def send(self, kind: str, to: Message, body: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None):
+        """Tell something to the sender of `to`."""
+        self._number += 1
+        message = Message(kind, to.run, to.session, self.identity, self._number, to.number, body, arrays or {})
+        self._outgoing.put(encode(message))
+
+    def close(self) -> None:
+        """Leave the network."""
+        self._session.close()
+
+
+class ClientEnd:
+    """The trainer's or operator's end: asks, waits for answers, keeps the lease alive."""
+
+    def __init__(self, address: str, security: Security | None = None, *, run: str = "operator") -> None:
+        self.address, self.run, self.session = address, run, identity()
+        self.robot = ""
+        self._receiver = Receiver(FROM_ROBOT)
+        self._zenoh = _open("client", address, security)
+        self._inbox: queue.Queue[Message] = queue.Queue()
+        self._lock = threading.Lock()
+        self._number = 0
+        self._incoming = self._zenoh.declare_subscriber(FROM_ROBOT_KEY, self._arrived)
+        self._outgoing = self._zenoh.declare_publisher(TO_ROBOT_KEY)
+        self._leasing: threading.Event | None = None
+        self.others: list[Message] = []
+        """What came without being an answer to a question: trajectories."""
+
+    def _arrived(self, sample: zenoh.Sample) -> None:
+        data = sample.payload.to_bytes()
+        with contextlib.suppress(MessageError):
+            message = self._receiver.accept(data)
+            if message is not None and message.session == self.session:
+                self._inbox.put(message)
+
+    def send(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Mapping[str, Any] | None = None) -> int:
+        """Send without waiting; returns the message's number."""
+        with self._lock:
+            self._number += 1
+            message = Message(
+                kind, self.run, self.session, self.robot, self._number, body=body or {}, arrays=arrays or {}
+            )
+            try:
+                self._outgoing.put(encode(message))
+            except zenoh.ZError as error:
+                raise LinkError(f"the link to {self.address} is closed: {error}") from None
+            return self._number
+
+    def ask(
+        self,
+        kind: str,
+        body: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Any] | None = None,
+        *,
+        patience_s: float = 2.0,
+        tries: int = 3,
+    ) -> Message:
+        """Send, and wait for the answer; asked again when none comes. `LinkError` when that does not help."""
+        numbers = []
+        for _ in range(tries):
+            numbers.append(self.send(kind, body, arrays))
+            deadline = time.monotonic() + patience_s
+            while (left := deadline - time.monotonic()) > 0:
+                message = self.next(left)
+                if message is None:
+                    break
+                if message.answers in numbers and message.kind != "trajectory":
+                    return message
+        raise LinkError(f"{self.address} does not answer")
+
+    def next(self, patience_s: float) -> Message | None:
+        """The next message, or None; trajectories are kept in `others`."""
+        try:
+            message = self._inbox.get(timeout=max(patience_s, 0.0))
+        except queue.Empty:
+            return None
+        if message.kind == "trajectory":
+            self.others.append(message)
+        return message
+
+    def hello(self) -> Message:
+        """Open a session with the robot's program; its answer says what it is."""
+        answer = self.ask("hello", patience_s=1.0)
+        self.robot = answer.robot
+        return answer
+
+    def keep_lease(self, every_s: float) -> None:
+        """Tell the robot from now on, in a thread, that the trainer is there."""
+        self.drop_lease()
+        stop = self._leasing = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(every_s):
+                with contextlib.suppress(LinkError):
+                    self.send("lease")
+
+        threading.Thread(target=beat, daemon=True).start()
+
+    def drop_lease(self) -> None:
+        """Stop telling."""
+        if self._leasing is not None:
+            self._leasing.set()
+            self._leasing = None
+
+    def close(self) -> None:
+        """Leave the network."""
+        self.drop_lease()
+        with contextlib.suppress(zenoh.ZError):
+            self._zenoh.close()

@@ -1,0 +1,162 @@
+"""The control loop: executes trajectories at a fixed rate by itself, every command through the gate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .features import initial_state, next_state, preview_points
+from .gate import Gate, GateLimits
+from .machine import Machine, MachineError
+from .policy import NumpyPolicy
+from .references import build_reference
+from .spec import ControlSpec
+from .timing import LockStep, RealTime
+
+Propose = Callable[[int, np.ndarray], np.ndarray]
+"""From the step and the state vector to the command that is wanted."""
+
+DONE = "done"
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What happened in one trajectory, float32; see `EpisodeRecord` for the fields."""
+
+    start: np.ndarray
+    measured: np.ndarray
+    commands: np.ndarray
+    reference: np.ndarray
+    free: np.ndarray
+    valid: np.ndarray
+    ended: str
+    """`done`, or why it was cut short."""
+    fault: bool
+    """Whether that latches."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name."""
+        names = ("start", "measured", "commands", "reference", "free", "valid")
+        return {name: getattr(self, name) for name in names}
+
+
+def nothing_to_say() -> str:
+    """The poll of a loop that nobody interrupts."""
+    return ""
+
+
+class Executor:
+    """A machine, its gate and its clock. One thread; nothing here knows a network."""
+
+    def __init__(
+        self,
+        spec: ControlSpec,
+        machine: Machine,
+        limits: GateLimits,
+        clock: RealTime | LockStep,
+        poll: Callable[[], str] = nothing_to_say,
+    ) -> None:
+        self.spec, self.machine, self.clock, self.poll = spec, machine, clock, poll
+        self.gate = Gate(spec, limits)
+        self.gate_state = self.gate.start()
+        self.work_s = np.zeros(4096)
+        """How long the last steps took (policy and gate), as a ring."""
+        self.steps = 0
+        machine.neutral()
+        self.settle(self._read())
+
+    def settle(self, measured: np.ndarray) -> None:
+        """Take the machine as standing like this, in neutral, for a long time."""
+        self.state = initial_state(self.spec.layout, measured, self.gate.neutral)
+        self.gate_state = self.gate.start()
+
+    @property
+    def measured(self) -> np.ndarray:
+        """What was measured last."""
+        return self.state[: self.spec.layout.num_measured]
+
+    def hold(self) -> None:
+        """One period in neutral. The state vector follows, so that the next trajectory starts from the truth."""
+        self.machine.neutral()
+        self.gate_state = self.gate.start()
+        if isinstance(self.clock, LockStep):
+            return
+        self.clock.wait(self.poll)
+        self.state = next_state(self.spec.layout, self.state, self.gate.neutral, self._read())
+
+    def visit(self, policy: NumpyPolicy, goal: np.ndarray, excitation: Any = None, authority: float = 1.0):
+        """Go to a goal: the reference is built from where the machine is."""
+        reference = build_reference(self.spec, self.measured, np.asarray(goal, np.float32))
+        return self.follow(policy, reference, excitation, authority)
+
+    def follow(self, policy: NumpyPolicy, reference: np.ndarray, excitation: Any = None, authority: float = 1.0):
+        """Follow a given reference: its points, and the preview beyond the last step."""
+        spec = self.spec
+        low, high = np.asarray(spec.limits.command_low, np.float32), np.asarray(spec.limits.command_high, np.float32)
+        reference = np.asarray(reference, np.float32)
+
+        def propose(step: int, state: np.ndarray) -> np.ndarray:
+            command = policy(state, preview_points(spec, reference, step))
+            return command if excitation is None else np.clip(command + excitation[step], low, high)
+
+        return self._run(propose, len(reference) - spec.preview[-1], reference, authority)
+
+    def play(self, commands: np.ndarray, authority: float = 1.0) -> Trajectory:
+        """Apply commands open loop, through the gate."""
+        return self._run(lambda step, _: commands[step], len(commands), None, authority)
+
+    def _run(self, propose: Propose, steps: int, reference: Any, authority: float) -> Trajectory:
+        layout = self.spec.layout
+        start = self.state
+        measured = np.repeat(self.measured[None], steps + 1, axis=0)
+        commands = np.repeat(self.gate.neutral[None], steps, axis=0)
+        free, valid = np.zeros((steps, layout.num_commands), bool), np.zeros(steps, bool)
+        ended, fault = DONE, False
+        try:
+            for k in range(steps):
+                began = time.perf_counter()
+                proposed = propose(k, self.state)
+                gated = self.gate(
+                    self.gate_state,
+                    proposed,
+                    self.measured,
+                    reference=None if reference is None else reference[k],
+                    age_s=self.clock.now() - self._read_at,
+                    authority=authority,
+                )
+                self.work_s[self.steps % len(self.work_s)] = time.perf_counter() - began
+                self.steps += 1
+                self.gate_state = gated.state
+                if gated.fault:
+                    ended, fault = gated.fault, True
+                    break
+                self.machine.write(gated.command)
+                reason = self.clock.wait(self.poll)
+                if reason:
+                    ended = reason
+                    break
+                self.state = next_state(layout, self.state, gated.command, self._read())
+                measured[k + 1], commands[k], free[k], valid[k] = self.measured, gated.command, gated.free, True
+        except MachineError as error:
+            ended, fault = str(error), True
+        if ended != DONE:
+            measured[valid.sum() + 1 :] = measured[valid.sum()]  # what did not happen is padded
+            self.machine.neutral()
+            self.gate_state = self.gate.start()
+        if reference is None:
+            reference = np.zeros((steps, self.spec.num_outputs), np.float32)
+        return Trajectory(start, measured, commands, reference, free, valid, ended, fault)
+
+    def _read(self) -> np.ndarray:
+        self._read_at = self.clock.now()
+        measured = np.asarray(self.machine.read(), np.float32)
+        if measured.shape != (self.spec.layout.num_measured,):
+            raise MachineError(
+                f"the machine measures {measured.shape[0] if measured.ndim else 1} values, "
+                f"but the specification names {self.spec.layout.num_measured}"
+            )
+        return measured

@@ -1,0 +1,68 @@
+"""How hardware is connected: implement `Machine`, and name the class to `firsthand-onboard serve`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from .spec import SpecError
+
+
+class MachineError(Exception):
+    """The machine cannot be read or written; the message says why. Latches a fault."""
+
+
+@runtime_checkable
+class Machine(Protocol):
+    """A machine: sensors, actuators, and a command at which it does nothing.
+
+    May also have:
+
+    - `spec`: the machine's ControlSpec, so that `serve` needs no `--spec`;
+    - `neutral_command`: the command that means neutral (default: the middle of the range);
+    - `lock_step`: true for a simulation whose time passes only in `write`;
+    - `reset(position)`: a simulation's way to put itself at rest in a configuration;
+    - `close()`.
+
+    A machine that takes its own neutral position when no command arrives for a while (its own command timeout) is
+    safe even if this whole computer dies. Ask your valve amplifier or motor drive for one.
+    """
+
+    def read(self) -> np.ndarray:
+        """What the sensors say now, in the order of `layout.measured`. Shall not block for longer than a period."""
+        ...
+
+    def write(self, command: np.ndarray) -> None:
+        """Apply a command, in the order of `layout.commands`. Shall not block."""
+        ...
+
+    def neutral(self) -> None:
+        """Bring the machine to rest at once. Must work at any time, and as often as it is called."""
+        ...
+
+
+def load_machine(name: str, options: dict[str, str]) -> Any:
+    """The machine that `module:Class` or `file.py:Class` names, made with `options` as keyword arguments."""
+    module_name, _, class_name = name.rpartition(":")
+    if not module_name or not class_name:
+        raise SpecError(f"the machine is {name!r}, but must be given as module:Class or file.py:Class")
+    try:
+        if module_name.endswith(".py"):
+            path = Path(module_name).resolve()
+            if not path.is_file():
+                raise SpecError(f"the machine's file {module_name} does not exist")
+            sys.path.insert(0, str(path.parent))
+            module = importlib.import_module(path.stem)
+        else:
+            module = importlib.import_module(module_name)
+        factory = getattr(module, class_name)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"the machine {name!r} cannot be loaded: {error}") from None
+    try:
+        return factory(**options)
+    except TypeError as error:
+        raise SpecError(f"the machine {name!r} cannot be made with the options {options}: {error}") from None

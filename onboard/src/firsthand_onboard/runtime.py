@@ -1,0 +1,415 @@
+"""What the robot's computer does: holds, executes jobs under lease and gate, latches faults, answers messages.
+
+| state | what the machine does | leaves it by |
+|---|---|---|
+| `idle` | neutral | `arm` from a trainer |
+| `armed` | neutral | a job; the lease running out; `stop` |
+| `moving` | trajectories under the gate | the end of the job; a fault; the lease running out; `stop` |
+| `fault` | neutral | `acknowledge` by the operator, and nothing else |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .gate import GateLimits
+from .link import RobotEnd
+from .loop import DONE, Executor, Trajectory
+from .machine import MachineError
+from .messages import Message
+from .policy import NumpyPolicy
+from .spec import ControlSpec, SpecError
+from .timing import LockStep, RealTime, no_garbage_collection
+
+log = logging.getLogger("firsthand-onboard")
+
+IDLE, ARMED, MOVING, FAULT = "idle", "armed", "moving", "fault"
+LEASE_LOST = "the lease ran out"
+STOPPED = "stopped"
+MOST_STEPS = 200_000
+MOST_POLICIES = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the runtime behaves."""
+
+    lease_s: float = 1.0
+    """Without a sign of life from the trainer for this long, the lease is gone."""
+    on_lost: str = "finish"
+    """What happens to a running trajectory then: `finish` it under the gate, or `stop` at once."""
+    rearm: str = "trainer"
+    """Who may arm again after a lost lease: the `trainer`, or the `operator` (it latches like a fault)."""
+    latch: Path | None = None
+    """Where a fault is kept, so that it also survives a restart."""
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.lease_s <= 60:
+            raise SpecError(f"lease is {self.lease_s} s, but must lie between 0.05 and 60")
+        if self.on_lost not in ("finish", "stop"):
+            raise SpecError(f"on_lost is {self.on_lost!r}, but must be 'finish' or 'stop'")
+        if self.rearm not in ("trainer", "operator"):
+            raise SpecError(f"rearm is {self.rearm!r}, but must be 'trainer' or 'operator'")
+
+
+@dataclass
+class Job:
+    """Something to execute, and what came of it."""
+
+    name: str
+    kind: str
+    arrays: Mapping[str, np.ndarray]
+    policy: NumpyPolicy | None
+    authority: float
+    asked: Message
+    """The message that asked for it: trajectories go to its sender."""
+    count: int
+    ended: str = ""
+    """Empty while it runs, then `done` or why it ended."""
+    trajectories: list[Trajectory] = field(default_factory=list)
+
+
+class Refusal(Exception):
+    """Something that was asked for and cannot be done now; the message says why."""
+
+
+def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of a policy's weights: names, shapes and float32 bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name], "<f4")
+        digest.update(f"{name} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+class Runtime:
+    """The onboard program without its command line."""
+
+    def __init__(
+        self, spec: ControlSpec, machine: Any, limits: GateLimits, link: RobotEnd, settings: Settings, period_s: float
+    ) -> None:
+        self.spec, self.machine, self.link, self.settings = spec, machine, link, settings
+        self.lock_step = bool(machine.lock_step)
+        clock = LockStep(period_s) if self.lock_step else RealTime(period_s)
+        self.state, self.fault, self.fault_number = IDLE, "", 0
+        self.holder, self.lease_until = "", 0.0
+        self.policies: OrderedDict[str, NumpyPolicy] = OrderedDict()
+        self.job: Job | None = None
+        self.last: Job | None = None
+        self.interrupt, self.last_trajectory = "", False
+        self.outbox: list[tuple[Job, int]] = []
+        self.refused, self.leases_lost = 0, 0
+        self.stopping = False
+        self.executor = Executor(spec, machine, limits, clock, self.poll)
+        self._recall_fault()
+
+    def run(self) -> None:
+        """Until `stopping` is set."""
+        self.executor.clock.restart()
+        while not self.stopping:
+            if self.job is not None and self.state == ARMED:
+                self._execute(self.job)
+                self.executor.clock.restart()
+            else:
+                self._hold()
+        self.machine.neutral()
+
+    def _hold(self) -> None:
+        if self.lock_step or self.state == FAULT:
+            self.machine.neutral()
+            deadline = time.monotonic() + self.executor.clock.period_s
+            while time.monotonic() < deadline and not (self.lock_step and self.job is not None):
+                self.poll()
+                time.sleep(0.001)
+            return
+        try:
+            self.executor.hold()
+        except MachineError as error:
+            self._latch(str(error))
+
+    # Jobs ---------------------------------------------------------------------------------------------------------
+
+    def _execute(self, job: Job) -> None:
+        self.state, self.interrupt, self.last_trajectory = MOVING, "", False
+        lost_before = self.leases_lost
+        log.info("job %s: %d %s, authority %.2f", job.name, job.count, job.kind, job.authority)
+        with no_garbage_collection():
+            for i in range(job.count):
+                if self.interrupt or self.last_trajectory:
+                    job.ended = self.interrupt or LEASE_LOST
+                    break
+                trajectory = self._trajectory(job, i)
+                job.trajectories.append(trajectory)
+                self.outbox.append((job, i))
+                if trajectory.ended != DONE:
+                    job.ended = trajectory.ended
+                    if trajectory.fault:
+                        self._latch(trajectory.ended)
+                    break
+            if not job.ended and "home" in job.arrays:
+                self._home(job)
+        job.ended = job.ended or DONE
+        self.machine.neutral()
+        self.job = None
+        if self.state == MOVING:
+            self.state = ARMED if job.ended == DONE and self.holder else IDLE
+            if self.leases_lost > lost_before and self.settings.rearm == "operator":
+                self._latch(LEASE_LOST)
+        log.info("job %s: %s", job.name, job.ended)
+        while self.outbox:
+            self._tell_trajectory(*self.outbox.pop(0))
+
+    def _trajectory(self, job: Job, i: int) -> Trajectory:
+        executor, arrays = self.executor, job.arrays
+        if job.kind == "play":
+            return executor.play(arrays["commands"], job.authority)
+        assert job.policy is not None
+        if job.kind == "follow":
+            return executor.follow(job.policy, arrays["reference"], None, job.authority)
+        excitation = arrays["excitation"][i] if "excitation" in arrays else None
+        return executor.visit(job.policy, arrays["goals"][i], excitation, job.authority)
+
+    def _home(self, job: Job) -> None:
+        assert job.policy is not None
+        trajectory = self.executor.visit(job.policy, job.arrays["home"], None, job.authority)
+        if trajectory.fault:
+            self._latch(trajectory.ended)
+
+    def _tell_trajectory(self, job: Job, i: int) -> None:
+        trajectory = job.trajectories[i]
+        self.link.send(
+            "trajectory", job.asked, {"job": job.name, "index": i, "ended": trajectory.ended}, trajectory.arrays()
+        )
+
+    # Faults and leases --------------------------------------------------------------------------------------------
+
+    def _latch(self, fault: str) -> None:
+        """Neutral, and stay there until the operator acknowledges."""
+        self.machine.neutral()
+        self.state, self.fault, self.holder = FAULT, fault, ""
+        self.fault_number += 1
+        log.error("fault %d: %s; latched until the operator acknowledges it", self.fault_number, fault)
+        if self.settings.latch is not None:
+            self.settings.latch.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.settings.latch.with_suffix(".new")
+            temporary.write_text(json.dumps({"fault": fault, "number": self.fault_number}))
+            os.replace(temporary, self.settings.latch)
+
+    def _recall_fault(self) -> None:
+        path = self.settings.latch
+        if path is None or not path.exists():
+            return
+        try:
+            kept = json.loads(path.read_text())
+            self.fault, self.fault_number = str(kept["fault"]), int(kept["number"])
+        except (ValueError, KeyError, TypeError):
+            self.fault = f"the file {path} is damaged"
+        self.state = FAULT
+        log.error("fault from before the restart: %s; it still waits for the operator", self.fault)
+
+    def _lose_lease(self) -> None:
+        self.holder = ""
+        self.leases_lost += 1
+        log.warning("%s while %s", LEASE_LOST, self.state)
+        if self.state == MOVING:
+            if self.settings.on_lost == "stop":
+                self.interrupt = LEASE_LOST
+            self.last_trajectory = True
+        elif self.state == ARMED:
+            self.state, self.job = IDLE, None
+        if self.settings.rearm == "operator" and self.state == IDLE:
+            self._latch(LEASE_LOST)
+
+    def poll(self) -> str:
+        """Messages and lease; returns why a running trajectory must end now, or an empty text."""
+        while (message := self.link.receive()) is not None:
+            self._answer(message)
+        if self.holder and time.monotonic() > self.lease_until:
+            self._lose_lease()
+        if self.outbox:
+            self._tell_trajectory(*self.outbox.pop(0))
+        if self.stopping:
+            return STOPPED
+        return self.interrupt if self.state == MOVING else ""
+
+    # Messages -----------------------------------------------------------------------------------------------------
+
+    def _answer(self, message: Message) -> None:
+        if self.holder == message.session:
+            self.lease_until = time.monotonic() + self.settings.lease_s
+        if message.kind == "lease":
+            return
+        try:
+            body = getattr(self, f"_on_{message.kind}")(message) or {}
+        except (Refusal, SpecError, MachineError) as error:
+            self.refused += 1
+            self.link.send("refused", message, {"why": str(error)[:1000], **self.status(message)})
+            return
+        self.link.send("reply", message, {**self.status(message), **body}, {"measured": self.executor.measured})
+
+    def status(self, message: Message) -> dict[str, Any]:
+        """What everybody may know."""
+        job, clock = self.last, self.executor.clock
+        return {
+            "state": self.state,
+            "fault": self.fault,
+            "fault_number": self.fault_number,
+            "yours": self.holder == message.session,
+            "taken": bool(self.holder),
+            "job": None if job is None else {"name": job.name, "ended": job.ended, "count": len(job.trajectories)},
+            "steps": self.executor.steps,
+            "overruns": clock.overruns,
+            "worst_late_ms": 1000 * clock.worst_late_s,
+            "leases_lost": self.leases_lost,
+            "refused": self.refused,
+            "messages": self.link.receiver.counts,
+        }
+
+    def _on_hello(self, message: Message) -> dict[str, Any]:
+        return {
+            "spec": self.spec.to_json(),
+            "limits": self.executor.gate.limits.to_json(),
+            "lock_step": self.lock_step,
+            "can_reset": self.machine.can_reset,
+            "lease_s": self.settings.lease_s,
+            "period_s": self.executor.clock.period_s,
+        }
+
+    def _on_status(self, message: Message) -> None:
+        pass
+
+    def _on_arm(self, message: Message) -> None:
+        if self.state == FAULT:
+            raise Refusal(f"there is a fault that the operator must acknowledge: {self.fault}")
+        if self.holder and self.holder != message.session:
+            raise Refusal("another trainer holds the lease")
+        if self.state == MOVING:
+            raise Refusal("the machine still moves")
+        self.holder, self.state = message.session, ARMED
+        self.lease_until = time.monotonic() + self.settings.lease_s
+        log.info("armed by run %s", message.run)
+
+    def _on_release(self, message: Message) -> None:
+        if self.holder == message.session:
+            self.holder = ""
+            if self.state == MOVING:
+                self.last_trajectory = True
+            elif self.state == ARMED:
+                self.state, self.job = IDLE, None
+
+    def _on_policy(self, message: Message) -> dict[str, Any]:
+        if message.body.get("spec") != self.spec.digest():
+            raise Refusal("the policy was made for another control specification than this robot's")
+        digest = policy_digest(message.arrays)
+        if message.body.get("digest") != digest:
+            raise Refusal("the policy's weights do not have the digest that was announced")
+        try:
+            names = range(len(self.spec.policy.hidden) + 1)
+            layers = [(message.arrays[f"policy.{i}.weight"], message.arrays[f"policy.{i}.bias"]) for i in names]
+        except KeyError as error:
+            raise Refusal(f"the policy lacks {error}") from None
+        self.policies[digest] = NumpyPolicy(self.spec, layers)
+        while len(self.policies) > MOST_POLICIES:
+            self.policies.popitem(last=False)
+        return {"policy": digest}
+
+    def _on_job(self, message: Message) -> None:
+        name = message.body.get("name")
+        if self.last is not None and name == self.last.name:
+            return  # asked again because an answer got lost
+        if self.holder != message.session or self.state != ARMED or self.job is not None:
+            raise Refusal(
+                f"the robot is {self.state}, and {'yours' if self.holder == message.session else 'not yours'}"
+            )
+        self.job = self.last = self._job(message)
+        self.outbox.clear()
+
+    def _job(self, message: Message) -> Job:
+        body, arrays, spec = message.body, message.arrays, self.spec
+        name, kind, authority = body.get("name"), body.get("kind"), body.get("authority", 1.0)
+        if not isinstance(name, str) or not 1 <= len(name) <= 64:
+            raise Refusal("a job needs a name of 1 to 64 characters")
+        if isinstance(authority, bool) or not isinstance(authority, (int, float)) or not 0 < authority <= 1:
+            raise Refusal(f"authority is {authority!r}, but must be above 0 and at most 1")
+        commands, steps = spec.layout.num_commands, spec.reference.steps
+        shapes: dict[str, tuple[int, ...]]
+        if kind == "visit":
+            count = len(arrays["goals"]) if "goals" in arrays and arrays["goals"].ndim else 0
+            shapes: dict[str, tuple[int, ...]] = {
+                "goals": (count, spec.goal_size),
+                "excitation": (count, steps, commands),
+            }
+            length = count * steps
+        elif kind == "follow":
+            points = len(arrays["reference"]) if "reference" in arrays and arrays["reference"].ndim else 0
+            shapes, count, length = {"reference": (points, spec.num_outputs)}, 1, points - spec.preview[-1]
+        elif kind == "play":
+            length = len(arrays["commands"]) if "commands" in arrays and arrays["commands"].ndim else 0
+            shapes, count = {"commands": (length, commands)}, 1
+        else:
+            raise Refusal(f"a job of kind {str(kind)[:40]!r} is unknown")
+        shapes["home"] = (spec.goal_size,)
+        needed = next(iter(shapes))
+        if needed not in arrays or not 1 <= length <= MOST_STEPS:
+            raise Refusal(f"{needed} asks for {length} steps, but a job has 1 to {MOST_STEPS}")
+        for key, array in arrays.items():
+            if key not in shapes or array.shape != shapes[key] or array.dtype == bool or not np.isfinite(array).all():
+                raise Refusal(f"the array {key!r} of shape {array.shape} does not belong into a job of kind {kind!r}")
+        policy = self.policies.get(str(body.get("policy")))
+        if kind != "play" and policy is None:
+            raise Refusal("the policy is not known here; send it first")
+        single = {key: array.astype(np.float32) for key, array in arrays.items()}
+        return Job(name, str(kind), single, policy, float(authority), message, count)
+
+    def _on_fetch(self, message: Message) -> None:
+        index = message.body.get("index")
+        if self.last is None or message.body.get("job") != self.last.name:
+            raise Refusal("that job is not known here any more")
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self.last.trajectories):
+            raise Refusal(f"trajectory {index!r} of that job is not known here")
+        self.last.asked = message
+        self._tell_trajectory(self.last, index)
+
+    def _on_reset(self, message: Message) -> None:
+        if self.holder != message.session or self.state != ARMED or not self.machine.can_reset:
+            raise Refusal("only a simulated machine can be put somewhere, and only by the holder of the lease")
+        position = message.arrays.get("position")
+        if position is None or position.shape != (len(self.spec.layout.position),) or not np.isfinite(position).all():
+            raise Refusal("position must have one finite number per position")
+        self.executor.settle(np.asarray(self.machine.reset(position), np.float32))
+
+    def _on_stop(self, message: Message) -> None:
+        self.machine.neutral()
+        self.holder, self.job = "", None
+        if self.state == MOVING:
+            self.interrupt = STOPPED
+        elif self.state == ARMED:
+            self.state = IDLE
+        log.warning("stopped by %s", message.run)
+
+    def _on_acknowledge(self, message: Message) -> None:
+        if self.state != FAULT:
+            raise Refusal("there is no fault to acknowledge")
+        if message.body.get("number") != self.fault_number:
+            raise Refusal(f"the fault is number {self.fault_number}, not {message.body.get('number')!r}: {self.fault}")
+        try:
+            self.machine.resume()
+            self.executor.settle(np.asarray(self.machine.read(), np.float32))
+        except MachineError as error:
+            self._latch(str(error))
+            raise Refusal(f"the fault came back: {error}") from None
+        log.warning("fault %d acknowledged by %s", self.fault_number, message.run)
+        self.state, self.fault = IDLE, ""
+        if self.settings.latch is not None:
+            self.settings.latch.unlink(missing_ok=True)

@@ -1,0 +1,303 @@
+"""The watchdog: a second small process that owns the machine.
+
+The loop hands every command to it through a socket. When commands stop coming while the machine moves, when the loop
+hangs, or when it dies, the watchdog brings the machine to neutral and refuses commands until it is told to go on. When
+the watchdog itself dies or hangs, the loop kills it and brings the machine to neutral with a connection of its own; the
+machine's own command timeout, where it has one, is the last line behind both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from .machine import MachineError, load_machine
+from .spec import ControlSpec
+
+READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
+ANSWER, TRIPPED, FAILED = range(7, 10)
+HEAD = struct.Struct("<BQ")
+MOST = 200_000
+STARTUP_S = 120.0
+"""A machine that is a simulation may have to compile first."""
+
+
+def timeout_for(period_s: float, lock_step: bool) -> float:
+    """How long commands may stay away: two periods, at most 80 ms; in lock-step, where time stands still, 30 s."""
+    return 30.0 if lock_step else min(2.0 * period_s, 0.08)
+
+
+class Watchdog:
+    """The process that owns the machine."""
+
+    def __init__(self, machine: Any, channel: socket.socket, timeout_s: float | None) -> None:
+        self.machine, self.channel = machine, channel
+        lock_step = bool(getattr(machine, "lock_step", False))
+        spec = getattr(machine, "spec", None)
+        self.timeout_s = timeout_for(spec.period_s if spec else 0.04, lock_step) if timeout_s is None else timeout_s
+        self.moving, self.tripped = False, False
+        self.heard = time.monotonic()
+        self.failure = ""
+        self.stopping = False
+
+    def run(self) -> None:
+        """Until the loop is gone or SIGTERM comes; the machine is left in neutral."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._stop)
+        self._neutral()
+        while not self.stopping:
+            left = self.heard + self.timeout_s - time.monotonic()
+            self.channel.settimeout(max(left, 1e-4) if self.moving else self.timeout_s)
+            try:
+                data = self.channel.recv(MOST)
+            except TimeoutError:
+                data = None
+            except OSError:
+                break
+            if data == b"":
+                break
+            if data is None or (self.moving and time.monotonic() - self.heard > self.timeout_s):
+                if self.moving:
+                    self.tripped, self.moving = True, False
+                self._neutral()  # again and again: the machine may have a timeout of its own
+            if data is not None:
+                self.handle(data)
+        self._neutral()
+        with contextlib.suppress(Exception):
+            self.machine.close()
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def handle(self, data: bytes) -> None:
+        """One packet of the loop."""
+        kind, number = HEAD.unpack_from(data)
+        values = np.frombuffer(data, "<f8", offset=HEAD.size)
+        if kind == READ:
+            self._answer(number, self._call(self.machine.read))
+        elif kind == WRITE:
+            if not self.tripped:
+                self.moving = True
+                self._call(self.machine.write, values.astype(np.float32))
+                self.heard = time.monotonic()
+        elif kind == HOLD:
+            self.moving, self.heard = False, time.monotonic()
+            self._neutral()
+        elif kind == RESUME:
+            self.tripped, self.failure, self.heard = False, "", time.monotonic()
+        elif kind == RESET:
+            self.moving = False
+            self._call(self.machine.reset, values)
+            self._answer(number, self._call(self.machine.read))
+        elif kind == DESCRIBE:
+            spec = getattr(self.machine, "spec", None)
+            neutral = getattr(self.machine, "neutral_command", None)
+            described = {
+                "spec": None if spec is None else spec.to_json(),
+                "neutral": None if neutral is None else np.asarray(neutral, float).tolist(),
+                "lock_step": bool(getattr(self.machine, "lock_step", False)),
+                "can_reset": hasattr(self.machine, "reset"),
+                "timeout_s": self.timeout_s,
+            }
+            self.channel.send(HEAD.pack(ANSWER, number) + json.dumps(described).encode())
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:  # a driver may raise anything; the loop is told, and the machine stops
+            self.failure = f"{type(error).__name__}: {error}"[:500]
+            self.tripped, self.moving = True, False
+            self._neutral()
+            return None
+
+    def _neutral(self) -> None:
+        try:
+            self.machine.neutral()
+        except Exception as error:
+            self.failure = f"neutral failed, {type(error).__name__}: {error}"[:500]
+            self.tripped = True
+
+    def _answer(self, number: int, values: Any) -> None:
+        with contextlib.suppress(OSError):
+            if self.failure:
+                self.channel.send(HEAD.pack(FAILED, number) + self.failure.encode())
+            else:
+                kind = TRIPPED if self.tripped else ANSWER
+                self.channel.send(HEAD.pack(kind, number) + np.asarray(values, "<f8").tobytes())
+
+
+class WatchedMachine:
+    """The machine as the loop sees it: everything goes through the watchdog process."""
+
+    def __init__(self, name: str, options: dict[str, str], *, timeout_s: float | None = None) -> None:
+        self.name, self.options = name, options
+        self._wanted_timeout = timeout_s
+        self._direct: Any = None
+        self._number = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start the watchdog process; the machine is in neutral when this returns."""
+        self._close_direct()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "firsthand_onboard.watchdog", "--fd", str(theirs.fileno())]
+        command += ["--machine", self.name]
+        if self._wanted_timeout is not None:
+            command += ["--timeout", str(self._wanted_timeout)]
+        for key, value in self.options.items():
+            command += ["--machine-option", f"{key}={value}"]
+        # A session of its own: Ctrl-C in the terminal must not take it away from the loop.
+        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True)
+        theirs.close()
+        self._channel = ours
+        self.patience_s = STARTUP_S
+        try:
+            described = json.loads(self._ask(DESCRIBE))
+        except (MachineError, OSError) as error:
+            self.process.kill()
+            self.process.wait()
+            raise MachineError(f"the machine {self.name!r} did not start: {error}") from None
+        self.spec = ControlSpec.from_json(described["spec"]) if described["spec"] else None
+        self.neutral_command = described["neutral"]
+        self.lock_step = described["lock_step"]
+        self.can_reset = described["can_reset"]
+        self.timeout_s = described["timeout_s"]
+        self.patience_s = STARTUP_S if self.lock_step else self.timeout_s
+        """A watchdog that answers later than this hangs."""
+
+    def read(self) -> np.ndarray:
+        """What the machine measures; `MachineError` when the watchdog has taken over or is gone."""
+        return self._measured(READ)
+
+    def write(self, command: np.ndarray) -> None:
+        """Hand a command to the watchdog."""
+        self._send(WRITE, command)
+
+    def neutral(self) -> None:
+        """Neutral, and a sign of life. Never raises: it is what is called when everything else has failed."""
+        if self._direct is not None:
+            with contextlib.suppress(Exception):
+                self._direct.neutral()
+            return
+        try:
+            self._send(HOLD)
+        except MachineError:
+            self.rescue()
+
+    def resume(self) -> None:
+        """The operator has acknowledged: take commands again, with a new watchdog if the old one is gone."""
+        if self._direct is not None or self.process.poll() is not None:
+            self.start()
+        self._send(RESUME)
+
+    def reset(self, position: np.ndarray) -> np.ndarray:
+        """Put a simulation at rest in a configuration; what it measures there."""
+        return self._measured(RESET, position)
+
+    def rescue(self) -> None:
+        """The watchdog is lost: end it, and bring the machine to neutral from here."""
+        if self._direct is not None:
+            return
+        self.process.kill()
+        self.process.wait()
+        self._channel.close()
+        with contextlib.suppress(Exception):  # if this fails too, the machine's own timeout is left
+            self._direct = load_machine(self.name, self.options)
+            self._direct.neutral()
+
+    def close(self) -> None:
+        """Neutral, and the end of the watchdog."""
+        if self._direct is not None:
+            self._direct.neutral()
+            self._close_direct()
+            return
+        self._channel.close()  # the watchdog sees it, goes to neutral and ends
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _close_direct(self) -> None:
+        if self._direct is not None:
+            with contextlib.suppress(Exception):
+                self._direct.close()
+            self._direct = None
+
+    def _send(self, kind: int, values: Any = ()) -> None:
+        if self._direct is not None:
+            raise MachineError("the watchdog is lost")
+        self._number += 1
+        try:
+            self._channel.settimeout(self.patience_s)
+            self._channel.send(HEAD.pack(kind, self._number) + np.asarray(values, "<f8").tobytes())
+        except OSError:
+            self.rescue()
+            raise MachineError("the watchdog is lost") from None
+
+    def _measured(self, kind: int, values: Any = ()) -> np.ndarray:
+        return np.frombuffer(self._ask(kind, values), "<f8").copy()
+
+    def _ask(self, kind: int, values: Any = ()) -> bytes:
+        self._send(kind, values)
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                self._channel.settimeout(max(deadline - time.monotonic(), 1e-4))
+                data = self._channel.recv(MOST)
+            except TimeoutError:
+                data = b""
+            except OSError:
+                data = b""
+            if not data:
+                ended = self.process.poll()
+                self.rescue()
+                raise MachineError("the watchdog is lost" if ended is not None else "the watchdog does not answer")
+            answer, number = HEAD.unpack_from(data)
+            if number != self._number:
+                continue
+            if answer == FAILED:
+                raise MachineError(data[HEAD.size :].decode(errors="replace"))
+            if answer == TRIPPED:
+                raise MachineError(f"no command came for {1000 * self.timeout_s:.0f} ms, and the watchdog took over")
+            return data[HEAD.size :]
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """`key=value` of a command line."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form key=value")
+    return key, value
+
+
+def main() -> None:
+    """The watchdog process; started by `WatchedMachine`."""
+    parser = argparse.ArgumentParser(prog="firsthand_onboard.watchdog")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--machine", required=True)
+    parser.add_argument("--machine-option", type=key_value, action="append", default=[])
+    parser.add_argument("--timeout", type=float)
+    arguments = parser.parse_args()
+    channel = socket.socket(fileno=arguments.fd)
+    try:
+        machine = load_machine(arguments.machine, dict(arguments.machine_option))
+    except Exception as error:
+        channel.send(HEAD.pack(FAILED, 1) + f"{type(error).__name__}: {error}"[:500].encode())
+        os._exit(1)
+    Watchdog(machine, channel, arguments.timeout).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Real processes for the tests: a simulated machine, the onboard program with its watchdog, a client."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.link import ClientEnd, LinkError
+from firsthand_onboard.runtime import policy_digest
+
+PATIENCE = 60.0
+"""Seconds after which something counts as hanging; machines are slow when they are busy."""
+
+
+def free_port() -> int:
+    """A TCP port that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE) -> Any:
+    """Wait until something is true."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.005)
+    raise AssertionError(f"did not happen in {patience_s} s: {what or condition}")
+
+
+class Process:
+    """A program whose first line on stdout says that it is ready."""
+
+    def __init__(self, *command: str, stderr: Path | None = None) -> None:
+        self._stderr = stderr.open("ab") if stderr else subprocess.DEVNULL
+        self.popen = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=self._stderr, text=True, bufsize=1
+        )
+        assert self.popen.stdout is not None
+        self.ready = self.popen.stdout.readline()
+        assert self.ready, f"{command} ended with code {self.popen.wait()}"
+        self.pid = self.popen.pid
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL for what does not listen."""
+        if self.popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGCONT)
+                self.popen.terminate()
+            try:
+                self.popen.wait(10)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+        self.popen.wait()
+        if self.popen.stdout:
+            self.popen.stdout.close()
+        if self._stderr is not subprocess.DEVNULL:
+            self._stderr.close()  # pyright: ignore
+
+
+class Rig:
+    """A simulated machine and the onboard program in front of it."""
+
+    def __init__(self, folder: Path, *serve: str, simulate: tuple[str, ...] = (), lock_step: bool = False) -> None:
+        self.folder = folder
+        self.log = folder / "machine.jsonl"
+        options = ("--lock-step",) if lock_step else ()
+        listen = ("--listen", "127.0.0.1:0", "--log", str(self.log))
+        self.machine = Process("-m", "firsthand_onboard", "simulate", *listen, *options, *simulate)
+        found = re.search(r"at ([\d.]+:\d+)", self.machine.ready)
+        assert found
+        self.udp = found[1]
+        self.address = f"tcp/127.0.0.1:{free_port()}"
+        self.options = serve
+        self.onboard: Process | None = None
+        try:
+            self.start()
+        except BaseException:
+            self.end()
+            raise
+
+    def start(self) -> None:
+        """Start the onboard program (again)."""
+        self.onboard = Process(
+            *("-m", "firsthand_onboard", "serve", "--priority", "0", "--listen", self.address),
+            *("--machine", "firsthand_onboard.simulation:UdpMachine", "--machine-option", f"address={self.udp}"),
+            *self.options,
+            stderr=self.folder / "onboard.log",
+        )
+        self.watchdog_pid = int(self.onboard.ready.rsplit(" ", 1)[1])
+
+    def end(self) -> None:
+        if self.onboard is not None:
+            self.onboard.end()
+        self.machine.end()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the machine has done so far."""
+        text = self.log.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def last(self) -> dict[str, Any]:
+        """What the machine did last."""
+        with self.log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(file.tell() - 4096, 0))
+            return json.loads(file.read().rstrip(b"\n").rsplit(b"\n", 1)[-1] or b"{}")
+
+    def moving(self) -> bool:
+        return any(c != 0 for c in self.last().get("command", ()))
+
+    def client(self, run: str = "test") -> ClientEnd:
+        """Connect; the program may have just been started again."""
+
+        def attempt() -> ClientEnd | None:
+            try:
+                client = ClientEnd(self.address, run=run)
+            except LinkError:
+                return None
+            try:
+                client.hello()
+            except LinkError:
+                client.close()
+                return None
+            return client
+
+        return wait_for(attempt, "connection")
+
+
+@contextlib.contextmanager
+def rig(folder: Path, *serve: str, **options: Any) -> Iterator[Rig]:
+    """A rig that is gone afterwards, whatever happens."""
+    made = Rig(folder, *serve, **options)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def random_policy(spec: ControlSpec, seed: int = 0, gain: float = 1.0) -> dict[str, np.ndarray]:
+    """Weights of a policy that moves."""
+    rng = np.random.default_rng(seed)
+    sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
+    arrays = {}
+    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        arrays[f"policy.{i}.weight"] = (gain * rng.standard_normal((b, a)) / np.sqrt(a)).astype(np.float32)
+        arrays[f"policy.{i}.bias"] = (0.5 * rng.standard_normal(b)).astype(np.float32)
+    return arrays
+
+
+def send_policy(client: ClientEnd, spec: ControlSpec, arrays: dict[str, np.ndarray]) -> str:
+    answer = client.ask("policy", {"spec": spec.digest(), "digest": policy_digest(arrays)}, arrays)
+    assert answer.kind == "reply", answer.body
+    return answer.body["policy"]
+
+
+def begin(client: ClientEnd, spec: ControlSpec, name: str, goals: np.ndarray, *, lease: bool = True) -> None:
+    """Arm, and start a job with a random policy."""
+    assert client.ask("arm").kind == "reply"
+    if lease:
+        client.keep_lease(0.1)
+    digest = send_policy(client, spec, random_policy(spec))
+    answer = client.ask("job", {"name": name, "kind": "visit", "policy": digest}, {"goals": goals})
+    assert answer.kind == "reply", answer.body

@@ -1,0 +1,204 @@
+"""The gate against hostile commands; each limit is checked with its own plain formula."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firsthand_onboard import ControlSpec, Limits, PolicyShape, ReferenceSpec, Scales, SelectedOutput, SpecError
+from firsthand_onboard.gate import Gate, GateLimits, GateResult, stoppable
+from firsthand_onboard.spec import StateLayout
+
+PERIOD = 0.04
+ROUNDING = 1e-6
+"""Commands are float32: the acceleration, a difference of differences, holds up to a few units in the last place."""
+
+
+def spec(velocity: bool = True) -> ControlSpec:
+    """Two joints, a measured output."""
+    names = ("a.position", "b.position") + (("a.velocity", "b.velocity") if velocity else ())
+    n = len(names)
+    return ControlSpec(
+        robot="two joints",
+        period_s=PERIOD,
+        layout=StateLayout(names, (0, 1), (2, 3) if velocity else (), ("a", "b"), 2, 0),
+        kinematics=SelectedOutput((0, 1)),
+        preview=(1, 2),
+        scales=Scales((0.0,) * n, (1.0,) * n, (0.1,) * n, 1.0, 1.0),
+        limits=Limits((-1.0, 0.0), (1.0, 5.0), (-2.0, -3.0), (2.0, 3.0)),
+        reference=ReferenceSpec("output", 10, (-1.0, -1.0), (1.0, 1.0)),
+        policy=PolicyShape((4,)),
+    )
+
+
+SPEC = spec()
+LIMITS = GateLimits.of(SPEC, neutral=(0.0, 1.0), box_low=(-1.9, -2.9), box_high=(1.9, 2.9), tracking_error=8.0)
+GATE = Gate(SPEC, LIMITS)
+REST = np.zeros(4)
+any_float = st.one_of(
+    st.floats(width=64),
+    st.floats(-6, 6),
+    st.sampled_from([math.nan, math.inf, -math.inf, 1e39, -1e39, 1e308, 5e-324, 0.0, -0.0, 1.0, 5.0]),
+)
+steps = st.tuples(
+    st.lists(any_float, min_size=2, max_size=2),
+    st.lists(st.floats(-2.2, 2.2), min_size=4, max_size=4),
+    st.floats(0.0, 1.0),
+)
+
+
+def check(result: GateResult, before: np.ndarray, change: np.ndarray, proposed: np.ndarray) -> None:
+    low, high = np.asarray(LIMITS.low), np.asarray(LIMITS.high)
+    neutral = np.asarray(LIMITS.neutral)
+    command = result.command.astype(float)
+    assert result.command.dtype == np.float32
+    assert np.isfinite(command).all()
+    assert (low <= command).all()
+    assert (command <= high).all()
+    if result.fault:
+        assert (command == neutral).all()
+        return
+    step = command - before
+    towards_neutral = (np.abs(command - neutral) < np.abs(before - neutral)) & (step * (before - neutral) <= 0)
+    slow = np.abs(step) <= np.asarray(LIMITS.rate) * PERIOD
+    smooth = np.abs(step - change) <= np.asarray(LIMITS.acceleration) * PERIOD**2 + ROUNDING
+    assert (slow | towards_neutral).all()
+    assert (smooth | towards_neutral).all()
+    assert (result.free == (proposed.astype(np.float32) == result.command)).all()
+
+
+@settings(max_examples=400)
+@given(st.lists(steps, min_size=1, max_size=25))
+def test_no_output_is_ever_outside_its_limits(sequence):
+    state = GATE.start()
+    for proposed, measured, authority in sequence:
+        before, change = state.command.astype(float), state.change
+        with np.errstate(over="ignore"):
+            result = GATE(state, np.asarray(proposed), np.asarray(measured), authority=authority)
+            check(result, before, change, np.asarray(proposed))
+            if not np.isfinite(proposed).all():
+                assert result.fault
+        state = result.state
+
+
+@settings(max_examples=100)
+@given(st.lists(st.lists(st.floats(-20, 20), min_size=2, max_size=2), min_size=1, max_size=80))
+def test_far_from_every_edge_rate_and_acceleration_hold_without_exception(commands):
+    state = GATE.start()
+    for proposed in commands:
+        result = GATE(state, np.asarray(proposed), REST)
+        step = result.command.astype(float) - state.command.astype(float)
+        assert (np.abs(step) <= np.asarray(LIMITS.rate) * PERIOD).all()
+        assert (np.abs(step - state.change) <= np.asarray(LIMITS.acceleration) * PERIOD**2 + ROUNDING).all()
+        state = result.state
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused_not_clipped(bad):
+    result = GATE(GATE.start(), np.asarray([bad, 1.0]), REST)
+    assert result.fault
+    assert (result.command == np.asarray(LIMITS.neutral, np.float32)).all()
+    assert not result.free.any()
+
+
+@settings(max_examples=200)
+@given(st.floats(0.001, 10), st.floats(0.001, 3))
+def test_a_step_that_can_be_stopped_uses_exactly_the_distance(distance, bend):
+    step = float(stoppable(np.asarray([distance]), np.asarray([bend]))[0])
+    total, left = 0.0, step
+    while left > 0:
+        total, left = total + left, left - bend
+    assert total == pytest.approx(distance, rel=1e-9)
+
+
+def test_commands_inside_the_limits_pass_bit_for_bit():
+    wide = Gate(SPEC, GateLimits.wide(SPEC))
+    rng = np.random.default_rng(0)
+    state = wide.start()
+    for _ in range(100):
+        proposed = rng.uniform([-1, 0], [1, 5]).astype(np.float32)
+        result = wide(state, proposed, REST)
+        assert result.command.tobytes() == proposed.tobytes()
+        assert result.free.all()
+        state = result.state
+
+
+def settled(measured: np.ndarray, proposed: np.ndarray, gate: Gate = GATE, **options) -> GateResult:
+    """What is applied after the ramps have had time."""
+    result = gate(gate.start(), proposed, measured, **options)
+    for _ in range(60):
+        result = gate(result.state, proposed, measured, **options)
+    return result
+
+
+def test_motion_towards_a_joint_limit_is_slowed_and_motion_away_is_not():
+    half_way = 2.0 - 0.5 * LIMITS.joint_margin * 4.0
+    gate = Gate(SPEC, GateLimits.of(SPEC, neutral=(0.0, 1.0)))
+    at = np.asarray([half_way, 0.0, 0.0, 0.0])
+    assert settled(at, np.asarray([1.0, 1.0]), gate).command[0] == pytest.approx(0.5, abs=1e-6)
+    assert settled(at, np.asarray([-1.0, 1.0]), gate).command[0] == -1.0
+    beyond = np.asarray([2.1, 0.0, 0.0, 0.0])
+    assert settled(beyond, np.asarray([1.0, 1.0]), gate).command[0] == 0.0
+    moving = np.asarray([half_way, 0.0, 0.2, 0.0])  # 0.2 s ahead it is 0.04 further: 0.06 of 0.2 are left
+    assert settled(moving, np.asarray([1.0, 1.0]), gate).command[0] == pytest.approx(0.3, abs=1e-6)
+
+
+def test_a_channel_that_moves_its_joint_down_is_slowed_at_the_other_end():
+    gate = Gate(SPEC, GateLimits.of(SPEC, neutral=(0.0, 1.0), sign=(-1, 1)))
+    at = np.asarray([2.0, 0.0, 0.0, 0.0])
+    assert settled(at, np.asarray([-1.0, 1.0]), gate).command[0] == 0.0
+    assert settled(at, np.asarray([1.0, 1.0]), gate).command[0] == 1.0
+
+
+def test_speeds_that_are_not_measured_come_from_positions():
+    gate = Gate(spec(velocity=False), GateLimits.of(spec(velocity=False), neutral=(0.0, 1.0)))
+    result = gate(gate.start(), np.asarray([1.0, 1.0]), np.asarray([1.892, 0.0]))
+    result = gate(result.state, np.asarray([1.0, 1.0]), np.asarray([1.9, 0.0]))  # 0.2 per second
+    for _ in range(20):
+        state = result.state
+        result = gate(state, np.asarray([1.0, 1.0]), state.measured + np.asarray([0.0, 0.0]))
+    assert result.command[0] == pytest.approx(0.5, abs=1e-6)  # standing at half the margin
+
+
+def test_the_box_slows_motion_outward_and_far_outside_is_a_fault():
+    inside = np.asarray([1.8, 0.0, 0.0, 0.0])
+    first = GATE(GATE.start(), np.asarray([0.0, 3.0]), inside)
+    out = GATE(first.state, np.asarray([0.0, 3.0]), inside + np.asarray([0.01, 0.0, 0.0, 0.0]))
+    assert out.command[1] == pytest.approx(1.8)  # 0.2 s ahead at 0.25 per second 0.04 of 0.2 are left: 1 + 4/5
+    back = GATE(first.state, np.asarray([0.0, 3.0]), inside - np.asarray([0.01, 0.0, 0.0, 0.0]))
+    assert back.command[1] > 1.0
+    assert GATE(GATE.start(), np.zeros(2), np.asarray([2.2, 0.0, 0.0, 0.0])).fault
+
+
+def test_tracking_error_age_and_dropouts():
+    ok = np.asarray([0.0, 1.0])
+    assert not GATE(GATE.start(), ok, REST, reference=np.asarray([4.0, 4.0])).fault
+    assert GATE(GATE.start(), ok, REST, reference=np.asarray([8.1, 0.0])).fault
+    assert GATE(GATE.start(), ok, REST, reference=np.asarray([math.nan, 0.0])).fault
+    assert not GATE(GATE.start(), ok, REST, age_s=PERIOD).fault
+    assert GATE(GATE.start(), ok, REST, age_s=PERIOD * 1.01).fault
+    assert GATE(GATE.start(), ok, REST, age_s=math.nan).fault
+    state = GATE.start()
+    faults = []
+    for _ in range(LIMITS.dropouts + 1):
+        result = GATE(state, ok, np.full(4, math.nan))
+        assert (result.command == np.asarray(LIMITS.neutral, np.float32)).all()
+        faults.append(bool(result.fault))
+        state = result.state
+    assert faults == [False] * LIMITS.dropouts + [True]
+
+
+def test_reduced_authority_shrinks_the_range_around_neutral():
+    result = settled(REST, np.asarray([1.0, 5.0]), authority=0.25)
+    assert result.command == pytest.approx([0.25, 2.0], abs=1e-6)
+    assert not result.free.any()
+
+
+def test_limits_survive_json_and_name_what_is_wrong():
+    assert GateLimits.from_json(GateLimits.wide(SPEC).to_json(), SPEC) == GateLimits.wide(SPEC)
+    assert GateLimits.from_json('{"joint_margin": 0.1}', SPEC).joint_margin == 0.1
+    for text, word in (("[]", "object"), ("{", "JSON"), ('{"rat": 1}', "fields"), ('{"rate": [1, -2]}', "rate")):
+        with pytest.raises(SpecError, match=word):
+            GateLimits.from_json(text, SPEC)

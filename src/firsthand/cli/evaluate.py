@@ -23,6 +23,8 @@ class Evaluate:
     """Take the policy that ran this episode (from 1); by default the newest policy."""
     speed: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """Speed along the references in m/s; by default the task's (0.5 for the excavator)."""
+    on: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
+    """Follow them with another robot of the same control specification: the one a simulator imitates, for example."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print one JSON object instead of a table."""
     oracle: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -38,7 +40,10 @@ class Evaluate:
         from .results import oracle_beside, oracle_of, print_evaluation
 
         restored = RestoredRun.open(self.run_folder)
-        result = evaluate(restored.robot(), restored.policy(self.episode), speed=self.speed)
+        policy = restored.policy(self.episode)
+        if self.on is not None:
+            restored = restored.on(self.on)
+        result = evaluate(restored.robot(), policy, speed=self.speed)
         oracle = oracle_beside(result, oracle_of(restored, compute=self.oracle, speed=self.speed))
         if self.json:
             data = result.as_dict()

@@ -1,5 +1,6 @@
 """A finished or running run, read back: its configuration, robot and policies."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 from ..cache import cache_folder
 from ..errors import UserError
 from ..evaluation.oracle import OracleResult, cached_oracle
+from ..logs import spec_difference
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord, SimulatedRobot
-from ..robots.registry import make_robot
+from ..robots.registry import make_robot, make_task
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays
 from ..tasks import Task
@@ -70,6 +72,13 @@ class RestoredRun:
     def robot(self) -> AbstractRobot:
         """The robot of the run; a simulated one stands at home."""
         return make_robot(self.config.robot, self.task, payload_kg=self.config.payload_kg, seed=self.config.seed)
+
+    def on(self, robot: str) -> "RestoredRun":
+        """The same run as if its robot were another one, which must have the same control specification."""
+        task = make_task(robot)
+        if difference := spec_difference(self.task.spec, task.spec):
+            raise UserError(f"the policy of {self.folder.path} cannot run on {robot}: {difference}.")
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, robot=robot), task=task)
 
     def oracle(self) -> OracleResult | None:
         """What the oracle reached on this robot and task, if it has one and it has been computed before."""

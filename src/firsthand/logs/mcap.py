@@ -46,7 +46,6 @@ def schema(spec: ControlSpec) -> dict[str, Any]:
 def read_mcap(path: Path, spec: ControlSpec) -> Log:
     """The log in an MCAP file for a robot with this specification."""
     try:
-        from mcap.exceptions import McapError
         from mcap.reader import make_reader
     except ImportError:
         raise UserError(f"reading {path} needs the package mcap: pip install 'firsthand[mcap]'.") from None
@@ -56,7 +55,7 @@ def read_mcap(path: Path, spec: ControlSpec) -> Log:
             messages = list(make_reader(stream).iter_messages(topics=[TOPIC]))
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
-    except (McapError, ValueError) as error:
+    except Exception as error:  # the library lets through whatever its decoders and decompressors raise
         raise UserError(f"{path} is damaged or is no MCAP file: {str(error) or type(error).__name__}.") from None
     if not messages:
         raise UserError(f"{path} has no message on the topic {TOPIC!r}.")

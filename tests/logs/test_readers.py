@@ -154,7 +154,7 @@ def test_a_faster_log_is_resampled(toy_spec: ControlSpec, tmp_path: Path) -> Non
     grid = 0.05 * np.arange(11)
     np.testing.assert_allclose(series.measured[:, 0], 0.1 * grid, atol=1e-6)
     np.testing.assert_allclose(series.measured[:, 1], 1.0 - 0.2 * grid, atol=1e-6)
-    # From 0 to 0.05 s: row 0 and row 1 for 0.02 s each and row 2 for 0.01 s. Then half of row 2, rows 3 and 4, and so on.
+    # From 0 to 0.05 s: row 0 and row 1 for 0.02 s each and row 2 for 0.01 s. Then half of row 2, rows 3 and 4.
     np.testing.assert_allclose(series.commands[:4, 0], [0.008, 0.032, 0.058, 0.082], atol=1e-6)
     np.testing.assert_allclose(series.commands[:, 1], -series.commands[:, 0])
     assert "resampled from 0.02 to 0.05 s: 26 rows became 11" in log.note
@@ -279,7 +279,7 @@ def test_another_robots_run_is_refused_with_the_field(toy_spec: ControlSpec, tmp
 
     path = store(tmp_path / "run", toy_spec, [episode(toy_spec, 0)])
     slower = replace(toy_spec, period_s=0.1)
-    with pytest.raises(UserError, match="is no log of this robot: period_s is 0.05 there and 0.1 here"):
+    with pytest.raises(UserError, match=r"is no log of this robot: period_s is 0\.05 there and 0\.1 here"):
         read_log(path, slower)
     assert spec_difference(toy_spec, toy_spec) is None
     # Another memory is no other robot: the registers are rebuilt.

@@ -35,13 +35,13 @@ class FitSettings:
     """How far back the network looks at commands; at least the robot's own command memory."""
     measurement_history: int = 4
     """How many past measurements it looks at; at least the robot's own."""
-    steps: int = 12000
+    steps: int = 8000
     """Adam steps on the error one control period ahead."""
     batch: int = 512
     """Windows per step."""
     rate: float = 2e-3
     """Adam's step size at first; it falls to a hundredth along a cosine."""
-    rollout_steps: int = 3000
+    rollout_steps: int = 4000
     """Adam steps on the error of the simulator left to itself; 0 leaves this out."""
     rollout_s: float = 1.0
     """For how long."""

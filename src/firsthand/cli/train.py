@@ -28,7 +28,7 @@ class Train:
     """Learn a controller on a robot, from random weights."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
-    """The robot: excavator, excavator-pressure."""
+    """The robot: excavator, excavator-pressure, or my_robot.py:task, a robot in a file of yours."""
     preset: _Text = None
     """fast (several policy steps per episode, the default) or paper (the paper's algorithm)."""
     episodes: _Whole = None
@@ -68,6 +68,7 @@ class Train:
 
     def run(self) -> int:
         """Train, evaluate, report."""
+        from ..robots.environment import GymnasiumRobot, RobotFailed
         from ..robots.registry import make_robot
         from ..runs import RunFolder, provenance
         from ..training import Trainer, TrainingConfig, TrainingStopped
@@ -106,6 +107,12 @@ class Train:
             try:
                 with stop_on_interrupt(trainer, display, resume_command(config, run)), display:
                     trainer.train()
+                    robot.measured()  # a robot that failed in the last episode says so now
+            except RobotFailed as failed:
+                raise UserError(
+                    f"{failed} What it did before is kept ({trainer.episode} episodes); continue with: "
+                    f"{resume_command(config, run)}"
+                ) from failed
             except TrainingStopped as stopped:
                 say(f"firsthand: {stopped}")
                 return 1
@@ -115,6 +122,8 @@ class Train:
                     f"{resume_command(config, run)}"
                 )
                 return 130
+            for note in robot.notes() if isinstance(robot, GymnasiumRobot) else ():
+                say(note)
         if not self.no_report:
             finish(run.path)
         return 0
@@ -128,8 +137,10 @@ class Train:
 
     def _open(self, path: Path):
         """The run to resume and its configuration, after checking that what was given fits it."""
+        from ..robots.user_file import absolute_name, short_name
         from ..runs import RunFolder
         from ..training import TrainingConfig, preset
+        from ..training.display import say
 
         try:
             run = RunFolder.open(path, writer=True)
@@ -138,7 +149,11 @@ class Train:
                 raise
             raise UserError(f"{str(error).removesuffix('.')}; leave out --resume to start a run there.") from None
         try:
-            stored = TrainingConfig.from_dict(run.config, f"{path / 'config.json'}")
+            robot = absolute_name(self.robot)
+            moved = robot if short_name(robot) == short_name(str(run.config.get("robot"))) else None
+            stored = TrainingConfig.from_dict(run.config, f"{path / 'config.json'}", robot=moved)
+            for note in stored.robot_notes():
+                say(note)
             done = max(run.checkpoints(), default=0)
             if self.episodes is not None and self.episodes < done:
                 raise UserError(f"episodes is {self.episodes}, but {path} has {done} already; give at least as many.")
@@ -147,13 +162,15 @@ class Train:
             base = stored.hyper if self.preset in (None, stored.preset) else preset(self.preset)
             wanted = dataclasses.replace(
                 stored,
-                robot=self.robot,
+                robot=robot,
                 hyper=dataclasses.replace(base, **self._given(HYPERPARAMETERS)),
                 episodes=max(stored.episodes, done) if self.episodes is None else self.episodes,
                 payload_kg=stored.payload_kg if self.payload is None else self.payload,
                 **self._given(("preset", "seed")),
             )
-            run.check_same_config(wanted.as_dict(), ignore=("episodes",))
+            # A robot file may move and change; what matters of it is in the control specification.
+            ignore = ("episodes", "robot_file", "robot") if stored.robot_file and moved else ("episodes",)
+            run.check_same_config(wanted.as_dict(), ignore=ignore)
         except BaseException:
             run.close()
             raise
@@ -177,7 +194,9 @@ class Train:
 
 def default_folder(robot: str, preset: str, seed: int) -> Path:
     """Where a run goes unless told otherwise."""
-    return Path("runs") / f"{robot}-{preset}-seed{seed}"
+    from ..robots.user_file import short_name
+
+    return Path("runs") / f"{short_name(robot)}-{preset}-seed{seed}"
 
 
 def resume_command(config: Any, run: Any) -> str:

@@ -9,8 +9,10 @@ from typing import Protocol, runtime_checkable
 from ..errors import UserError, suggest
 from ..plants.base import AbstractPlant
 from ..tasks import Task, excavator_task
+from .address import is_address
 from .base import AbstractRobot
 from .simulated import SimulatedRobot
+from .user_file import is_robot_file, load_source
 
 
 @runtime_checkable
@@ -65,10 +67,16 @@ def find_robot(name: str) -> RobotSource:
     """The source that a name on the command line means; an unknown one is answered with the near one."""
     if name in ROBOTS:
         return ROBOTS[name]
+    if is_address(name):
+        from .remote import RemoteSource
+
+        return RemoteSource.parse(name)
     if (Path(name) / "simulator.json").is_file():
         from ..simulators import StoredSimulator
 
         return StoredSimulator.open(name)
+    if is_robot_file(name):
+        return load_source(name)
     raise UserError(f"There is no robot {name!r}{suggest(name, tuple(ROBOTS))}; known are {', '.join(ROBOTS)}.")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import UserError
 from ..learner import Hyperparameters
 from ..robots.registry import make_task
+from ..robots.user_file import RobotFile, absolute_name, found_again, robot_file, robot_file_notes
 from ..tasks import Task
 from .origin import InitFrom, TakenLog
 from .presets import EPISODES, preset
@@ -39,6 +40,8 @@ class TrainingConfig:
     """The run whose model, policy or both this one begins with."""
     data: tuple[TakenLog, ...] = ()
     """Logs that are in the buffer before the first episode."""
+    robot_file: RobotFile | None = None
+    """The file that the robot comes from, as it was when the run was started; None for a robot that is in none."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.episodes <= MOST_EPISODES:
@@ -66,37 +69,52 @@ class TrainingConfig:
         base = preset(preset_name)
         changed = {name: value for name, value in changes.items() if value is not None}
         return TrainingConfig(
-            robot=robot,
+            robot=absolute_name(robot),
             preset=preset_name,
             hyper=dataclasses.replace(base, **changed),
             episodes=EPISODES[preset_name] if episodes is None else episodes,
             seed=seed,
             payload_kg=payload_kg,
+            robot_file=robot_file(robot),
         )
 
     def make_task(self) -> Task:
         """The robot's task."""
         return make_task(self.robot)
 
+    def robot_notes(self) -> list[str]:
+        """What the user should know about the robot's file: that it has moved, that it has changed."""
+        return [] if self.robot_file is None else robot_file_notes(self.robot, self.robot_file)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for config.json, with the control specification that the task makes."""
         data = {**dataclasses.asdict(self), "control_spec": json.loads(self.make_task().spec.to_json())}
-        return {name: value for name, value in data.items() if name not in ("init_from", "data") or value}
+        return {name: value for name, value in data.items() if name not in ("init_from", "data", "robot_file") or value}
 
     @staticmethod
-    def from_dict(data: dict[str, Any], where: str = "config.json") -> "TrainingConfig":
-        """The configuration that `as_dict` wrote; `where` names the file if it cannot be read."""
+    def from_dict(data: dict[str, Any], where: str = "config.json", robot: str | None = None) -> "TrainingConfig":
+        """The configuration that `as_dict` wrote; `where` names the file if it cannot be read.
+
+        `robot` names a robot file where it is now, if the caller knows better than the run.
+        """
         try:
             hyper = dict(data["hyper"])
             hyper["model_hidden"] = tuple(hyper["model_hidden"])
-            separate = ("hyper", "init_from", "data")
+            separate = ("hyper", "init_from", "data", "robot_file")
             fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name not in separate}
-            make_task(fields["robot"])
+            file = fields["robot_file"] = RobotFile(**data["robot_file"]) if data.get("robot_file") else None
+            if file is None:
+                make_task(fields["robot"])
             fields["init_from"] = InitFrom(**data["init_from"]) if data.get("init_from") else None
             fields["data"] = tuple(TakenLog(**log) for log in data.get("data", ()))
-            return TrainingConfig(hyper=Hyperparameters(**hyper), **fields)
+            config = TrainingConfig(hyper=Hyperparameters(**hyper), **fields)
         except KeyError as error:
             why = f"the field {error} is missing"
         except (TypeError, ValueError, UserError) as error:
             why = str(error).removesuffix(".")
+        else:
+            if file is not None:
+                config = dataclasses.replace(config, robot=absolute_name(robot) if robot else found_again(config.robot))
+                config.make_task()
+            return config
         raise UserError(f"{where} is damaged or was written by another version of firsthand: {why}.")

@@ -36,8 +36,15 @@ class RestoredRun:
         """Open a run; it must have been made with the same control specification as this version's."""
         folder = RunFolder.open(Path(path))
         config = TrainingConfig.from_dict(folder.config, f"{folder.path / 'config.json'}")
+        for note in config.robot_notes():
+            say(note)
         task = config.make_task()
         if config.as_dict()["control_spec"] != folder.config.get("control_spec"):
+            if config.robot_file is not None:
+                raise UserError(
+                    f"{path} was made with another control specification than {config.robot} has now; put the file "
+                    "back as it was."
+                )
             raise UserError(
                 f"{path} was made with another control specification of {config.robot!r} than this version of "
                 "firsthand has; evaluate it with the version named in its config.json."

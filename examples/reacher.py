@@ -1,0 +1,53 @@
+"""Gymnasium's Reacher-v5 with three control periods of dead time: the fingertip follows paths in the plane.
+
+firsthand train examples/reacher.py:task --episodes 30
+"""
+
+import gymnasium
+import numpy as np
+
+from firsthand.robots.delay import DelayedCommands
+from firsthand.robots.gymnasium import GymnasiumTask
+from firsthand.tasks import paths
+from firsthand_onboard import PlanarChain, PlanarJoint
+
+
+def joints(observation):
+    """Two joint angles and their speeds; the chain counts angles clockwise, MuJoCo counter-clockwise."""
+    cosine, sine, speed = observation[0:2], observation[2:4], observation[6:8]
+    return -np.concatenate([np.arctan2(sine, cosine), speed])
+
+
+def place(env, position):
+    """Stand still at these joint angles."""
+    arm = env.unwrapped
+    arm.set_state(np.concatenate([-position, arm.data.qpos[2:]]), np.zeros(4))
+    return arm._get_obs()
+
+
+def shapes(speed):
+    """A circle and a square in front of the arm."""
+    return {
+        "circle": paths.circle((0.12, 0.0), 0.05, speed=speed, period_s=0.02),
+        "square": paths.square((0.12, 0.0), 0.08, speed=speed, period_s=0.02),
+    }
+
+
+task = GymnasiumTask(
+    name="reacher",
+    env=lambda: DelayedCommands(gymnasium.make("Reacher-v5"), steps=3),
+    observe=joints,
+    positions=(0, 1),
+    velocities=(2, 3),
+    angles=(0,),
+    tracked=PlanarChain(base=(0.0, 0.0), joints=(PlanarJoint("revolute", 0.1), PlanarJoint("revolute", 0.11))),
+    position_low=(-2.5, 0.4),
+    position_high=(1.0, 2.6),
+    rate=(2.0, 2.0),
+    command_low=-0.1,
+    command_high=0.1,
+    command_memory=5,
+    evaluation=shapes,
+    evaluation_speed=0.1,
+    place=place,
+)

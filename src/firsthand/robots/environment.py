@@ -1,0 +1,349 @@
+"""A Gymnasium environment, stepped in Python by the policy that also runs on a machine."""
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from firsthand_onboard import ControlSpec, NumpyPolicy
+from firsthand_onboard.features import initial_state, measured_part, next_state, preview_points
+from firsthand_onboard.kinematics import output_of_positions, tracked_output
+from firsthand_onboard.references import PEAK_OF_QUINTIC, build_reference, quintic_blend
+
+from ..errors import UserError
+from ..models import Policy
+from ..tasks.base import EvaluationReference, Task
+from .base import AbstractRobot, EpisodeRecord, neutral
+
+REST_S = 1.0
+"""How long the robot is held at a reference's start before it is followed, in seconds."""
+MOST_APPROACHES = 3
+"""So often the way to a reference's start is tried, when the environment ends on it."""
+
+
+class RobotFailed(UserError):
+    """The robot cannot go on; the message says why. What it did before is worth keeping."""
+
+
+class Outcome(enum.Enum):
+    """How a step went."""
+
+    GOING = "going"
+    """There is a next step."""
+    ENDED = "ended"
+    """The environment ended here; the step itself happened."""
+    NOT_FINITE = "not finite"
+    """The observation was no number; the step counts for nothing."""
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """What the driver needs to know: how to make the environment, and how to read it."""
+
+    def make(self) -> Any:
+        """A new environment without a time limit."""
+        ...
+
+    def measure(self, observation: Any) -> Float[np.ndarray, " measured"]:
+        """The measurement in an observation."""
+        ...
+
+    def place(self, env: Any, position: Float[np.ndarray, " position"]) -> Any | None:
+        """Put the environment at rest in a configuration and observe it; None where that is impossible."""
+        ...
+
+    @property
+    def angles(self) -> tuple[int, ...]:
+        """Which entries of the measurement are angles that wrap around."""
+        ...
+
+
+class Trajectory:
+    """One trajectory as it grows; padded with its last state from where it was cut."""
+
+    def __init__(
+        self, start: Float[np.ndarray, " state"], points: Float[np.ndarray, "points outputs"], spec: ControlSpec
+    ) -> None:
+        steps = len(points) - spec.preview[-1]
+        self.start, self.points, self.done = start, points, 0
+        self.measured = np.repeat(measured_part(spec.layout, start)[None], steps + 1, axis=0)
+        self.commands = np.repeat(neutral(spec)[None], steps, axis=0)
+        self.valid: Bool[np.ndarray, " steps"] = np.zeros(steps, bool)
+
+    def add(self, command: Float[np.ndarray, " commands"], measured: Float[np.ndarray, " measured"]) -> None:
+        """A step that happened."""
+        k = self.done
+        self.commands[k], self.measured[k + 1 :], self.valid[k] = command, measured, True
+        self.done += 1
+
+
+def as_record(trajectories: Sequence[Trajectory]) -> EpisodeRecord:
+    """Trajectories of one length as a record."""
+
+    def stacked(name: str) -> np.ndarray:
+        return np.stack([getattr(t, name) for t in trajectories])
+
+    commands = stacked("commands")
+    return EpisodeRecord(
+        starts=stacked("start"),
+        measured=stacked("measured"),
+        commands=commands,
+        references=stacked("points"),
+        free=np.ones(commands.shape, bool),
+        valid=stacked("valid"),
+    )
+
+
+class Driver:
+    """An environment and the state vector that the policy sees of it."""
+
+    def __init__(self, environment: Environment, spec: ControlSpec, *, seed: int) -> None:
+        self.environment, self.spec = environment, spec
+        self.env = environment.make()
+        self.space = self.env.action_space
+        self.state = np.zeros(0, np.float32)
+        self.reset(seed)
+
+    def close(self) -> None:
+        """Give the environment back."""
+        self.env.close()
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start anew, wherever the environment puts the robot."""
+        self._stand(self._call("reset()", lambda: self.env.reset(seed=seed))[0])
+
+    def place(self, position: Float[np.ndarray, " position"]) -> bool:
+        """Stand at rest in a configuration; False where the environment cannot be put there."""
+        observation = self._call("place()", lambda: self.environment.place(self.env, position))
+        if observation is not None:
+            self._stand(observation)
+        return observation is not None
+
+    def _stand(self, observation: Any) -> None:
+        measured = self.environment.measure(observation)
+        if not np.isfinite(measured).all():
+            entry = int(np.flatnonzero(~np.isfinite(measured))[0])
+            raise RobotFailed(
+                f"{self.name} measures {measured[entry]} in entry {entry} right after a reset, but must measure a "
+                "finite number there."
+            )
+        self.state = initial_state(self.spec.layout, measured, neutral(self.spec))
+        self.turn_back()
+
+    def turn_back(self) -> None:
+        """Count angles from the turn nearest to the middle of their limits, also in what is remembered."""
+        layout, limits = self.spec.layout, self.spec.limits
+        shift = np.zeros(layout.num_measured, np.float32)
+        for entry in self.environment.angles:
+            middle = 0.0
+            if entry in layout.position:
+                i = layout.position.index(entry)
+                middle = (limits.position_low[i] + limits.position_high[i]) / 2
+            shift[entry] = 2 * np.pi * np.round((middle - self.state[entry]) / (2 * np.pi))
+        if shift.any():
+            state = self.state.copy()
+            state[: layout.command_start] += np.tile(shift, 1 + layout.measurement_memory)
+            self.state = state
+
+    def measured(self) -> Float[np.ndarray, " measured"]:
+        """What was measured last."""
+        return measured_part(self.spec.layout, self.state)
+
+    def step(self, command: Float[np.ndarray, " commands"]) -> Outcome:
+        """Apply a command for one control period."""
+        action = np.clip(command.reshape(self.space.shape), self.space.low, self.space.high).astype(self.space.dtype)
+        observation, _, terminated, truncated, _ = self._call("step()", lambda: self.env.step(action))
+        measured = self.environment.measure(observation)
+        if not np.isfinite(measured).all():
+            return Outcome.NOT_FINITE
+        before = self.measured()
+        for entry in self.environment.angles:  # an angle moves by less than half a turn in a control period
+            measured[entry] += 2 * np.pi * np.round((before[entry] - measured[entry]) / (2 * np.pi))
+        self.state = next_state(self.spec.layout, self.state, command, measured)
+        return Outcome.ENDED if terminated or truncated else Outcome.GOING
+
+    def _call(self, what: str, call: Any) -> Any:
+        try:
+            return call()
+        except UserError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split()) or "without a message"
+            raise RobotFailed(f"{self.name} raised {type(error).__name__} in {what}: {text}.") from error
+
+    @property
+    def name(self) -> str:
+        """What the environment is called in messages."""
+        return environment_name(self.env)
+
+
+def environment_name(env: Any) -> str:
+    """Its registered name, or that of its class."""
+    spec = getattr(env, "spec", None)
+    name = getattr(spec, "id", None) or type(getattr(env, "unwrapped", env)).__name__
+    return f"The environment {name}"
+
+
+class GymnasiumRobot(AbstractRobot):
+    """An environment as a robot: trajectories follow one another, and each begins where the last one ended.
+
+    Where the environment ends early, or observes something that is not finite, the trajectory is cut there, the
+    environment is reset, and the next trajectory starts from the reset. No transition leads across a reset.
+    """
+
+    def __init__(self, environment: Environment, task: Task, *, seed: int = 0) -> None:
+        self.environment, self.task, self.seed = environment, task, seed
+        self.cuts: Counter[Outcome] = Counter()
+        """Why trajectories were cut, and how often."""
+        self._driver: Driver | None = None
+        self._failure: RobotFailed | None = None
+
+    @property
+    def driver(self) -> Driver:
+        """Made when it is first needed: reading a run back must not start a robot."""
+        if self._failure is not None:
+            raise self._failure
+        if self._driver is None:
+            self._driver = Driver(self.environment, self.task.spec, seed=self.seed)
+        return self._driver
+
+    def measured(self) -> Float[np.ndarray, " measured"]:
+        """What was measured last; says why, if the environment failed since."""
+        return self.driver.measured()
+
+    def run_episode(
+        self,
+        policy: Policy,
+        goals: Float[np.ndarray, "trajectories goal"],
+        excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
+    ) -> EpisodeRecord:
+        """Step by step in Python.
+
+        When the environment fails in the middle, what it did before is returned, and the failure is raised by the next
+        call of any method: what was seen can be learned from and kept.
+        """
+        driver, run = self.driver, numpy_policy(policy)
+        trajectories: list[Trajectory] = []
+        for i, goal in enumerate(goals):
+            driver.turn_back()
+            points = build_reference(self.task.spec, driver.measured(), goal.astype(np.float32)).astype(np.float32)
+            trajectory = Trajectory(driver.state, points, self.task.spec)
+            trajectories.append(trajectory)
+            if self._failure is not None:
+                continue
+            try:
+                outcome = track(driver, run, trajectory, None if excitation is None else excitation[i])
+                if outcome is not Outcome.GOING:
+                    self.cuts[outcome] += 1
+                    driver.reset()
+            except RobotFailed as failure:
+                where = f"in trajectory {i + 1}, step {trajectory.done + 1} of an episode"
+                self._failure = RobotFailed(f"{str(failure).removesuffix('.')} ({where}).")
+                if not any(t.valid.any() for t in trajectories):
+                    raise self._failure from failure
+        return as_record(trajectories)
+
+    def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
+        """Open loop. Where the environment ends early, the rest is NaN and the environment is reset."""
+        driver = self.driver
+        driver.turn_back()
+        measured = np.full((len(commands) + 1, self.task.spec.layout.num_measured), np.nan, np.float32)
+        measured[0] = driver.measured()
+        for k, command in enumerate(np.asarray(commands, np.float32)):
+            outcome = driver.step(command)
+            if outcome is not Outcome.NOT_FINITE:
+                measured[k + 1] = driver.measured()
+            if outcome is not Outcome.GOING:
+                self.cuts[outcome] += 1
+                driver.reset()
+                break
+        return measured
+
+    def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
+        """In an environment of its own, seeded the same every time, so that training goes on undisturbed.
+
+        The robot is placed at the start where the environment allows it. Elsewhere the policy leads it there from a
+        reset and holds it for a second; that does not count.
+        """
+        driver, run = Driver(self.environment, self.task.spec, seed=0), numpy_policy(policy)
+        try:
+            return tuple(self._follow_one(driver, run, reference) for reference in references)
+        finally:
+            driver.close()
+
+    def _follow_one(self, driver: Driver, run: NumpyPolicy, reference: EvaluationReference) -> EpisodeRecord:
+        spec = self.task.spec
+        driver.reset(0)
+        if not driver.place(np.asarray(reference.start, float)):
+            for _ in range(MOST_APPROACHES):
+                points = approach(spec, driver.measured(), reference)
+                if track(driver, run, Trajectory(driver.state, points, spec)) is Outcome.GOING:
+                    break
+                driver.reset()
+        driver.turn_back()
+        points = np.concatenate([reference.points, np.repeat(reference.points[-1:], spec.preview[-1], axis=0)])
+        trajectory = Trajectory(driver.state, points.astype(np.float32), spec)
+        track(driver, run, trajectory)
+        return as_record([trajectory])
+
+    def notes(self) -> list[str]:
+        """What the user should know about the motion so far."""
+        why = {
+            Outcome.ENDED: "because the environment ended early",
+            Outcome.NOT_FINITE: "because an observation was not finite",
+        }
+        return [
+            f"{count} trajectories were cut short {why[outcome]}; what was seen before is used."
+            for outcome, count in self.cuts.items()
+        ]
+
+    def snapshot(self) -> Any:
+        """Empty: an environment cannot be rewound. A resumed run goes on from a reset."""
+        return {}
+
+    def restore(self, snapshot: Any) -> None:
+        """Nothing to go back to."""
+
+
+def numpy_policy(policy: Policy) -> NumpyPolicy:
+    """The policy as it runs on a machine."""
+    return NumpyPolicy(policy.spec, [(np.asarray(weight), np.asarray(bias)) for weight, bias in policy.layers])
+
+
+def track(
+    driver: Driver,
+    run: NumpyPolicy,
+    trajectory: Trajectory,
+    excitation: Float[np.ndarray, "steps commands"] | None = None,
+) -> Outcome:
+    """Follow the trajectory's reference to its end, or to where the environment cuts it; how the last step went."""
+    spec = driver.spec
+    low, high = (np.asarray(v, np.float32) for v in (spec.limits.command_low, spec.limits.command_high))
+    for k in range(len(trajectory.valid)):
+        command = run(driver.state, preview_points(spec, trajectory.points, k))
+        if excitation is not None:
+            command = np.clip(command + excitation[k].astype(np.float32), low, high)
+        outcome = driver.step(command)
+        if outcome is not Outcome.NOT_FINITE:
+            trajectory.add(command, driver.measured())
+        if outcome is not Outcome.GOING:
+            return outcome
+    return Outcome.GOING
+
+
+def approach(
+    spec: ControlSpec, measured: Float[np.ndarray, " measured"], reference: EvaluationReference
+) -> Float[np.ndarray, "points outputs"]:
+    """A smooth way to the reference's start at half the allowed speed, and a rest there."""
+    in_position = spec.reference.space == "position"
+    here = measured[list(spec.layout.position)] if in_position else tracked_output(spec, measured)
+    there = np.asarray(reference.start if in_position else reference.points[0], float)
+    way = there - here
+    rate = 0.5 * np.where(way < 0, -np.asarray(spec.reference.rate_low), np.asarray(spec.reference.rate_high))
+    steps = max(int(np.ceil(np.max(np.abs(way) / rate) * PEAK_OF_QUINTIC / spec.period_s)), 1)
+    rest = round(REST_S / spec.period_s) + spec.preview[-1]
+    path = here + quintic_blend(np.arange(steps + rest) / steps)[:, None] * way
+    return np.asarray(output_of_positions(spec.kinematics, path) if in_position else path, np.float32)

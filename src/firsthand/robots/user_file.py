@@ -1,0 +1,179 @@
+"""Robots from the user's own file: `my_robot.py:task` on the command line."""
+
+import hashlib
+import inspect
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import UserError, suggest
+
+SUFFIX = ".py"
+EXTRA = "gymnasium"
+"""The optional part of firsthand that the modules below belong to."""
+EXTRA_MODULES = ("gymnasium", "mujoco", "imageio")
+
+
+@dataclass(frozen=True)
+class RobotFile:
+    """Which file a robot came from: enough to find it again, and to see whether it has changed."""
+
+    path: str
+    """Absolute."""
+    sha256: str
+    """Of its bytes."""
+
+
+def is_robot_file(name: str) -> bool:
+    """Whether a name on the command line means a file and something in it."""
+    return name.endswith(SUFFIX) or name.rpartition(":")[0].endswith(SUFFIX)
+
+
+def split(name: str) -> tuple[Path, str]:
+    """The file, made absolute, and the attribute in it; the attribute is empty where none is named."""
+    path, _, attribute = name.rpartition(":") if not name.endswith(SUFFIX) else (name, "", "")
+    return Path(path).expanduser().absolute(), attribute
+
+
+def absolute_name(name: str) -> str:
+    """The same robot, named so that it is found from every working directory; other names are left alone."""
+    if not is_robot_file(name):
+        return name
+    path, attribute = split(name)
+    return f"{path}:{attribute}" if attribute else str(path)
+
+
+def short_name(name: str) -> str:
+    """`my_robot-task` for a robot file, fit for a folder's name; other names are left alone."""
+    if not is_robot_file(name):
+        return name
+    path, attribute = split(name)
+    return f"{path.stem}-{attribute}" if attribute else path.stem
+
+
+def robot_file(name: str) -> RobotFile | None:
+    """The file that a name means, as it is now; None for a robot that is in none."""
+    if not is_robot_file(name):
+        return None
+    path, _ = split(name)
+    return RobotFile(str(path), hashlib.sha256(_read(path)).hexdigest())
+
+
+def found_again(name: str) -> str:
+    """The robot of a run as it can be loaded now: a file that is gone is looked for in the working directory."""
+    path, attribute = split(name)
+    here = Path.cwd() / path.name
+    if path.is_file():
+        return name
+    if here.is_file():
+        return f"{here}:{attribute}"
+    raise UserError(
+        f"The robot of this run is in {path}, which does not exist any more; put it back there, or into the working "
+        "directory."
+    )
+
+
+def robot_file_notes(name: str, before: RobotFile) -> list[str]:
+    """What has happened to a robot's file since the run was started."""
+    now = robot_file(name)
+    if now is None:
+        return []
+    notes = []
+    if now.path != before.path:
+        notes.append(f"The robot of this run was in {before.path}; using {now.path}.")
+    if now.sha256 != before.sha256:
+        notes.append(f"{now.path} has changed since this run was started; going on with it as it is now.")
+    return notes
+
+
+def load_source(name: str) -> Any:
+    """The `RobotSource` that `my_robot.py:task` names: the attribute itself, or what it returns when it is called."""
+    from .registry import RobotSource
+
+    path, attribute = split(name)
+    module = load_module(path)
+    sources = tuple(n for n, value in vars(module).items() if not n.startswith("_") and _is_source(value, RobotSource))
+    if not attribute:
+        example = sources[0] if sources else "task"
+        raise UserError(f"ROBOT is {name!r}, but must also name the robot in the file: {name}:{example}.")
+    if not hasattr(module, attribute):
+        known = tuple(n for n in vars(module) if not n.startswith("_"))
+        raise UserError(f"{path} has no {attribute!r}{suggest(attribute, sources) or suggest(attribute, known)}.")
+    value = getattr(module, attribute)
+    if inspect.isfunction(value):
+        try:
+            value = value()
+        except Exception as error:
+            raise UserError(f"{path}: {attribute}() failed{_where(error, path)}: {_why(error)}.") from error
+    if not _is_source(value, RobotSource):
+        raise UserError(
+            f"{path}: {attribute} is {_a(type(value).__name__)}, but must be a robot (a GymnasiumTask, or anything "
+            "with make_task and make_robot) or a function that returns one."
+        )
+    return value
+
+
+def _is_source(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not inspect.isclass(value)
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[:1].lower() in "aeiou" else f"a {kind}"
+
+
+_loaded: dict[tuple[str, str], ModuleType] = {}
+
+
+def load_module(path: Path) -> ModuleType:
+    """The file as a module. It is run once per content, with its folder on the import path."""
+    text = _read(path)
+    key = (str(path), hashlib.sha256(text).hexdigest())
+    if key in _loaded:
+        return _loaded[key]
+    module = ModuleType(f"firsthand_robot_{path.stem}_{key[1][:12]}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        raise UserError(f"{path} cannot be loaded as Python{_where(error, path)}: {_why(error)}.") from error
+    _loaded[key] = module
+    return module
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"There is no robot file {path}{suggest(path.name, _neighbours(path))}.") from None
+    except OSError as error:
+        raise UserError(f"cannot read the robot file {path}: {error.strerror}.") from None
+
+
+def _neighbours(path: Path) -> tuple[str, ...]:
+    return tuple(sorted(p.name for p in path.parent.glob(f"*{SUFFIX}"))) if path.parent.is_dir() else ()
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """`, line 12`: the last line of the user's file that the error passed through."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f", line {error.lineno}" if error.lineno else ""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, UserError):
+        return str(error).removesuffix(".")
+    text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split()).removesuffix(".")
+    why = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_MODULES:
+        why += f"; install it with: pip install 'firsthand[{EXTRA}]'"
+    return why

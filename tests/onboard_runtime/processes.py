@@ -1,6 +1,7 @@
 """Real processes for the tests: a simulated machine, the onboard program with its watchdog, a client."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -158,7 +159,7 @@ def random_policy(spec: ControlSpec, seed: int = 0, gain: float = 1.0) -> dict[s
     rng = np.random.default_rng(seed)
     sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
     arrays = {}
-    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (a, b) in enumerate(itertools.pairwise(sizes)):
         arrays[f"policy.{i}.weight"] = (gain * rng.standard_normal((b, a)) / np.sqrt(a)).astype(np.float32)
         arrays[f"policy.{i}.bias"] = (0.5 * rng.standard_normal(b)).astype(np.float32)
     return arrays

@@ -33,8 +33,11 @@ def spec(velocity: bool = True) -> ControlSpec:
     )
 
 
+UP = ((0, 1), (1, 1))
 SPEC = spec()
-LIMITS = GateLimits.of(SPEC, neutral=(0.0, 1.0), box_low=(-1.9, -2.9), box_high=(1.9, 2.9), tracking_error=8.0)
+LIMITS = GateLimits.of(
+    SPEC, neutral=(0.0, 1.0), directions=UP, box_low=(-1.9, -2.9), box_high=(1.9, 2.9), tracking_error=8.0
+)
 GATE = Gate(SPEC, LIMITS)
 REST = np.zeros(4)
 any_float = st.one_of(
@@ -135,7 +138,7 @@ def settled(measured: np.ndarray, proposed: np.ndarray, gate: Gate = GATE, **opt
 
 def test_motion_towards_a_joint_limit_is_slowed_and_motion_away_is_not():
     half_way = 2.0 - 0.5 * LIMITS.joint_margin * 4.0
-    gate = Gate(SPEC, GateLimits.of(SPEC, neutral=(0.0, 1.0)))
+    gate = Gate(SPEC, GateLimits.of(SPEC, (0.0, 1.0), UP))
     at = np.asarray([half_way, 0.0, 0.0, 0.0])
     assert settled(at, np.asarray([1.0, 1.0]), gate).command[0] == pytest.approx(0.5, abs=1e-6)
     assert settled(at, np.asarray([-1.0, 1.0]), gate).command[0] == -1.0
@@ -146,14 +149,14 @@ def test_motion_towards_a_joint_limit_is_slowed_and_motion_away_is_not():
 
 
 def test_a_channel_that_moves_its_joint_down_is_slowed_at_the_other_end():
-    gate = Gate(SPEC, GateLimits.of(SPEC, neutral=(0.0, 1.0), sign=(-1, 1)))
+    gate = Gate(SPEC, GateLimits.of(SPEC, (0.0, 1.0), ((0, -1), (1, 1))))
     at = np.asarray([2.0, 0.0, 0.0, 0.0])
     assert settled(at, np.asarray([-1.0, 1.0]), gate).command[0] == 0.0
     assert settled(at, np.asarray([1.0, 1.0]), gate).command[0] == 1.0
 
 
 def test_speeds_that_are_not_measured_come_from_positions():
-    gate = Gate(spec(velocity=False), GateLimits.of(spec(velocity=False), neutral=(0.0, 1.0)))
+    gate = Gate(spec(velocity=False), GateLimits.of(spec(velocity=False), (0.0, 1.0), UP))
     result = gate(gate.start(), np.asarray([1.0, 1.0]), np.asarray([1.892, 0.0]))
     result = gate(result.state, np.asarray([1.0, 1.0]), np.asarray([1.9, 0.0]))  # 0.2 per second
     for _ in range(20):

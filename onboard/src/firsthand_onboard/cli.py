@@ -25,6 +25,7 @@ from .timing import request_real_time
 from .watchdog import WatchedMachine, key_value
 
 WRONG_INPUT = 2
+ONE_THREAD = "OPENBLAS_NUM_THREADS"
 ADDRESS = "tcp/127.0.0.1:7447"
 
 
@@ -124,9 +125,14 @@ def _serve(given: argparse.Namespace) -> int:
         if given.wide_limits:
             limits = GateLimits.wide(spec)
         elif given.limits is not None:
-            limits = GateLimits.from_json(_text(given.limits, "limits"), spec, machine.neutral_command)
+            limits = GateLimits.from_json(
+                _text(given.limits, "limits"), spec, machine.neutral_command, machine.directions
+            )
         else:
-            limits = GateLimits.of(spec, machine.neutral_command)
+            limits = GateLimits.of(spec, machine.neutral_command, machine.directions)
+        log = logging.getLogger("firsthand-onboard")
+        if all(joint < 0 for joint in limits.joint):
+            log.warning("nobody said which joint a command moves, and which way: the joint margins do nothing")
         link = RobotEnd(given.listen, security)
         runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed)
 
@@ -138,7 +144,7 @@ def _serve(given: argparse.Namespace) -> int:
         if not machine.lock_step:
             warning = request_real_time(given.priority)
             if warning:
-                logging.getLogger("firsthand-onboard").warning(warning)
+                log.warning(warning)
         print(
             f"serving {spec.robot} at {given.listen}, {1 / runtime.executor.clock.period_s:.4g} Hz"
             f"{' in lock-step' if machine.lock_step else ''}, watchdog process {machine.process.pid}",
@@ -172,7 +178,7 @@ def _look(given: argparse.Namespace) -> int:
     machine = load_machine(given.machine, dict(given.machine_option))
     spec = _spec(given, machine)
     if given.limits:
-        limits = GateLimits.of(spec, getattr(machine, "neutral_command", None))
+        limits = GateLimits.of(spec, getattr(machine, "neutral_command", None), getattr(machine, "directions", None))
         print(json.dumps(json.loads(limits.to_json()), indent=2))
         return 0
     values, took = [], []
@@ -231,6 +237,9 @@ def _acknowledge(given: argparse.Namespace) -> int:
 
 def console() -> None:
     """Entry point; a closed pipe is no error."""
+    if ONE_THREAD not in os.environ:  # must be set before numpy is loaded: a helper thread only adds jitter here
+        os.environ[ONE_THREAD] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "firsthand_onboard", *sys.argv[1:]])
     try:
         main()
     except BrokenPipeError:

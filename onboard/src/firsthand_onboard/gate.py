@@ -91,25 +91,24 @@ class GateLimits:
             raise SpecError(f"gate.dropouts is {self.dropouts}, but must be at least 0")
 
     @staticmethod
-    def of(spec: ControlSpec, neutral: Any = None, **changes: Any) -> GateLimits:
-        """Careful limits for a robot: full range in 0.2 s, joint margins where names tell which joint a channel moves.
+    def of(spec: ControlSpec, neutral: Any = None, directions: Any = None, **changes: Any) -> GateLimits:
+        """Careful limits for a robot: full range in 0.2 s, and joint margins where it is known what a channel moves.
 
-        A channel `boom` is taken to move the measured position `boom.position` (or `boom`), upward for a command above
-        neutral. Where that is wrong, give `joint` and `sign`.
+        `directions` has (joint, sign) per channel, as the machine declares them; without it nothing is assumed, and
+        the joint margins do nothing.
         """
         low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
         middle = (low + high) / 2 if neutral is None else np.asarray(neutral, float)
         rate = (high - low) / 0.2
-        names = [spec.layout.measured[i] for i in spec.layout.position]
-        joint = [next((j for j, n in enumerate(names) if n in (c, f"{c}.position")), -1) for c in spec.layout.commands]
+        pairs = ((-1, 1),) * len(low) if directions is None else directions
         fields: dict[str, Any] = {
             "low": tuple(low.tolist()),
             "high": tuple(high.tolist()),
             "neutral": tuple(middle.tolist()),
             "rate": tuple(rate.tolist()),
             "acceleration": tuple((rate / 0.1).tolist()),
-            "joint": tuple(joint),
-            "sign": (1,) * len(joint),
+            "joint": tuple(int(joint) for joint, _ in pairs),
+            "sign": tuple(int(sign) for _, sign in pairs),
             "command_age_s": spec.period_s,
         }
         return GateLimits(**{**fields, **changes})
@@ -126,7 +125,7 @@ class GateLimits:
         return json.dumps(plain, sort_keys=True)
 
     @staticmethod
-    def from_json(text: str, spec: ControlSpec, neutral: Any = None) -> GateLimits:
+    def from_json(text: str, spec: ControlSpec, neutral: Any = None, directions: Any = None) -> GateLimits:
         """Limits from a file; what it does not name is as `GateLimits.of` has it."""
         try:
             data = json.loads(text)
@@ -137,7 +136,7 @@ class GateLimits:
             raise SpecError(f"the gate's limits must be a JSON object with fields out of {', '.join(known)}")
         try:
             fields = {name: _replace(value, None, math.inf) for name, value in data.items()}
-            return GateLimits.of(spec, fields.pop("neutral", neutral), **fields)
+            return GateLimits.of(spec, fields.pop("neutral", neutral), directions, **fields)
         except TypeError as error:
             raise SpecError(f"the gate's limits hold a value of the wrong kind: {error}") from None
 

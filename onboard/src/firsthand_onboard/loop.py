@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .features import initial_state, next_state, preview_points
+from .features import initial_state, next_state
 from .gate import Gate, GateLimits
 from .machine import Machine, MachineError
 from .policy import NumpyPolicy
@@ -97,10 +97,10 @@ class Executor:
         """Follow a given reference: its points, and the preview beyond the last step."""
         spec = self.spec
         low, high = np.asarray(spec.limits.command_low, np.float32), np.asarray(spec.limits.command_high, np.float32)
-        reference = np.asarray(reference, np.float32)
+        reference, offsets = np.asarray(reference, np.float32), np.asarray((0, *spec.preview))
 
         def propose(step: int, state: np.ndarray) -> np.ndarray:
-            command = policy(state, preview_points(spec, reference, step))
+            command = policy(state, reference[step + offsets])
             return command if excitation is None else np.clip(command + excitation[step], low, high)
 
         return self._run(propose, len(reference) - spec.preview[-1], reference, authority)

@@ -24,6 +24,8 @@ class Machine(Protocol):
 
     - `spec`: the machine's ControlSpec, so that `serve` needs no `--spec`;
     - `neutral_command`: the command that means neutral (default: the middle of the range);
+    - `directions`: per command channel (joint, sign): which position it moves (an index into `layout.position`, or -1),
+      and 1 if a command above neutral moves it up, -1 if down; the gate's joint margins need it;
     - `lock_step`: true for a simulation whose time passes only in `write`;
     - `reset(position)`: a simulation's way to put itself at rest in a configuration;
     - `close()`.

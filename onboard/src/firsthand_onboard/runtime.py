@@ -346,10 +346,7 @@ class Runtime:
         shapes: dict[str, tuple[int, ...]]
         if kind == "visit":
             count = len(arrays["goals"]) if "goals" in arrays and arrays["goals"].ndim else 0
-            shapes: dict[str, tuple[int, ...]] = {
-                "goals": (count, spec.goal_size),
-                "excitation": (count, steps, commands),
-            }
+            shapes = {"goals": (count, spec.goal_size), "excitation": (count, steps, commands)}
             length = count * steps
         elif kind == "follow":
             points = len(arrays["reference"]) if "reference" in arrays and arrays["reference"].ndim else 0

@@ -79,6 +79,7 @@ class UdpMachine:
         described = json.loads(self._ask(DESCRIBE, text=True))
         self.spec = ControlSpec.from_json(json.dumps(described["spec"]))
         self.neutral_command = np.asarray(described["neutral"], np.float32)
+        self.directions = described["directions"]
         self.lock_step = bool(described["lock_step"])
         self._answer: np.ndarray | None = None
         # A read that takes longer than this has missed its period anyway.
@@ -173,6 +174,7 @@ class PlantServer:
             {
                 "spec": json.loads(self.plant.spec.to_json()),
                 "neutral": self.neutral.tolist(),
+                "directions": getattr(self.plant, "directions", None),
                 "lock_step": self.lock_step,
             }
         ).encode()

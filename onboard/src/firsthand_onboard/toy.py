@@ -37,6 +37,8 @@ def toy_spec(*, period_s: float = 0.04, steps: int = 50, hidden: tuple[int, ...]
 class Toy:
     """The toy's physics: a command arrives after one period, and the joint speed follows it with a lag of 0.15 s."""
 
+    directions = ((0, 1), (1, 1))
+
     def __init__(self, period_s: float | str = 0.04) -> None:
         self.spec = toy_spec(period_s=float(period_s))
         self.reset(np.asarray([-0.5, 1.0]))

@@ -106,6 +106,7 @@ class Watchdog:
             described = {
                 "spec": None if spec is None else spec.to_json(),
                 "neutral": None if neutral is None else np.asarray(neutral, float).tolist(),
+                "directions": getattr(self.machine, "directions", None),
                 "lock_step": bool(getattr(self.machine, "lock_step", False)),
                 "can_reset": hasattr(self.machine, "reset"),
                 "timeout_s": self.timeout_s,
@@ -170,6 +171,7 @@ class WatchedMachine:
             raise MachineError(f"the machine {self.name!r} did not start: {error}") from None
         self.spec = ControlSpec.from_json(described["spec"]) if described["spec"] else None
         self.neutral_command = described["neutral"]
+        self.directions = described["directions"]
         self.lock_step = described["lock_step"]
         self.can_reset = described["can_reset"]
         self.timeout_s = described["timeout_s"]

@@ -1,0 +1,52 @@
+"""`firsthand machine`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from ..errors import UserError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Play the machine: a simulated robot in a process of its own, for firsthand-onboard to control."""
+
+    robot: Annotated[Positional[str], arg(metavar="ROBOT")]
+    """The simulated robot: excavator, excavator-pressure."""
+    listen: str = "127.0.0.1:9870"
+    """UDP host:port; port 0 is any free one."""
+    speed: float = 1.0
+    """Faster than real time."""
+    lock_step: bool = False
+    """Time passes only when a command comes."""
+    timeout: float = 0.08
+    """The machine's own command timeout in seconds."""
+    payload: float = 0.0
+    """Load at the tool in kg."""
+    seed: int = 0
+    """Seed of what is random in it."""
+    log: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """A line of JSON for everything that happens."""
+    spec: bool = False
+    """Print the robot's control specification as JSON, and nothing else."""
+
+    def run(self) -> int:
+        """Until the process is ended."""
+        from firsthand_onboard.cli import run_plant
+        from firsthand_onboard.spec import SpecError
+
+        from ..robots.registry import make_task
+        from ..robots.simulated_machine import make_plant
+
+        if self.spec:
+            print(make_task(self.robot).spec.to_json())
+            return 0
+        for name in ("speed", "timeout"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} is {getattr(self, name)}, but must be a positive number.")
+        try:
+            return run_plant(make_plant(self.robot, payload_kg=self.payload, seed=self.seed), self)
+        except SpecError as error:
+            raise UserError(f"{error}.") from None

@@ -1,0 +1,147 @@
+"""Robots whose control loop is the onboard executor: the same numpy code in this process or across the network."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from firsthand_onboard import NumpyPolicy
+from firsthand_onboard.gate import GateLimits
+from firsthand_onboard.loop import Executor
+from firsthand_onboard.timing import LockStep
+
+from ..errors import UserError
+from ..models import Policy
+from ..tasks.base import EvaluationReference, Task
+from .base import AbstractRobot, EpisodeRecord
+
+APPROACHES = 4
+"""So many trajectories may be spent on going to the start of an evaluation reference."""
+NEAR = 0.02
+"""Near enough to such a start, as a share of each joint's range."""
+SETTLE_S = 1.0
+"""How long a machine stands in neutral before it follows an evaluation reference."""
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class OnboardRobot(AbstractRobot):
+    """What an executor's robot is to training, wherever the executor runs."""
+
+    authority: float = 1.0
+    """Share of the command range around neutral that the next episodes may use."""
+    can_reset: bool = False
+    """Whether the machine is a simulation that can be put somewhere."""
+
+    @abstractmethod
+    def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
+        """Let the executor do something: `visit` goals, `follow` a reference, `play` commands."""
+
+    @abstractmethod
+    def place(self, position: np.ndarray) -> None:
+        """Put a simulation at rest in a configuration."""
+
+    def run_episode(
+        self,
+        policy: Policy,
+        goals: Float[np.ndarray, "trajectories goal"],
+        excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
+    ) -> EpisodeRecord:
+        """The executor visits the goals by itself; what comes back is what was really applied."""
+        arrays = {"goals": np.asarray(goals, np.float32)}
+        if excitation is not None:
+            arrays["excitation"] = np.asarray(excitation, np.float32)
+        return as_record(self.execute("visit", policy, arrays, len(goals)))
+
+    def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
+        """Commands open loop, through the gate."""
+        done = self.execute("play", None, {"commands": np.asarray(commands, np.float32)}, 1)
+        return np.asarray(done[0]["measured"], np.float32)
+
+    def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
+        """Each reference from its start: a simulation is put there, a machine goes there under the policy.
+
+        A machine is left where the last reference ended; it cannot be put back.
+        """
+        records = []
+        for reference in references:
+            self._approach(policy, reference)
+            points = np.asarray(reference.points, np.float32)
+            held = np.concatenate([points, np.repeat(points[-1:], self.task.spec.preview[-1], axis=0)])
+            records.append(as_record(self.execute("follow", policy, {"reference": held}, 1)))
+        return tuple(records)
+
+    def _approach(self, policy: Policy, reference: EvaluationReference) -> None:
+        if self.can_reset:
+            self.place(np.asarray(reference.start, np.float32))
+            return
+        spec = self.task.spec
+        goal = np.asarray(reference.start if spec.reference.space == "position" else reference.points[0], np.float32)
+        span = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
+        for _ in range(APPROACHES):
+            self.execute("visit", policy, {"goals": goal[None]}, 1)
+            away = np.abs(self.measured()[list(spec.layout.position)] - np.asarray(reference.start)) / span
+            if (away < NEAR).all():
+                break
+        time.sleep(SETTLE_S)
+
+    def snapshot(self) -> Any:
+        """Nothing: a machine cannot be rewound."""
+        return ()
+
+    def restore(self, snapshot: Any) -> None:
+        """The machine is where it is."""
+
+
+def as_record(trajectories: Sequence[Arrays]) -> EpisodeRecord:
+    """Trajectories of an executor as training wants them."""
+    names = {"start": "starts", "reference": "references"}
+    return EpisodeRecord(
+        **{
+            names.get(name, name): np.stack([np.asarray(t[name]) for t in trajectories])
+            for name in ("start", "measured", "commands", "reference", "free", "valid")
+        }
+    )
+
+
+def policy_layers(policy: Policy) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The policy's weights as numpy."""
+    return [(np.asarray(weight, np.float32), np.asarray(bias, np.float32)) for weight, bias in policy.layers]
+
+
+class ExecutorRobot(OnboardRobot):
+    """The onboard executor in this process, in lock-step with a simulated machine: what the link is compared with."""
+
+    def __init__(self, machine: Any, task: Task, limits: GateLimits | None = None) -> None:
+        self.task, self.machine = task, machine
+        self.can_reset = hasattr(machine, "reset")
+        limits = GateLimits.of(task.spec, directions=machine.directions) if limits is None else limits
+        self.executor = Executor(task.spec, machine, limits, LockStep(task.spec.period_s))
+
+    def measured(self) -> Float[np.ndarray, " measured"]:
+        """What the sensors said last."""
+        return np.asarray(self.executor.measured)
+
+    def place(self, position: np.ndarray) -> None:
+        """At rest in a configuration."""
+        self.executor.settle(np.asarray(self.machine.reset(position), np.float32))
+
+    def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
+        """At once, in this thread."""
+        runs = None if policy is None else NumpyPolicy(self.task.spec, policy_layers(policy))
+        done = []
+        for i in range(count):
+            if runs is None:
+                trajectory = self.executor.play(arrays["commands"], self.authority)
+            elif kind == "follow":
+                trajectory = self.executor.follow(runs, arrays["reference"], None, self.authority)
+            else:
+                extra = arrays["excitation"][i] if "excitation" in arrays else None
+                trajectory = self.executor.visit(runs, arrays["goals"][i], extra, self.authority)
+            if trajectory.fault:
+                raise UserError(f"the gate stopped the machine: {trajectory.ended}.")
+            done.append(trajectory.arrays())
+        return done

@@ -1,0 +1,263 @@
+"""A robot across the network: `firsthand train tcp/host:port`.
+
+The onboard program runs the loop; this side sends the policy, asks for an episode, collects trajectories as they
+arrive, and starts over where a link, a trainer or an onboard program was lost.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from firsthand_onboard import ControlSpec, SpecError
+from firsthand_onboard.link import ClientEnd, LinkError, Security, check_address, identity
+from firsthand_onboard.messages import Message
+from firsthand_onboard.runtime import policy_digest
+
+from ..errors import UserError
+from ..models import Policy
+from ..tasks import Task
+from .onboard import Arrays, OnboardRobot, policy_layers
+
+PATIENCE_S = 600.0
+"""How long an unreachable or faulty robot is waited for."""
+CERTIFICATES = "FIRSTHAND_CERTIFICATES"
+"""Environment variable with the folder of certificates, for tls addresses."""
+
+
+class Interrupted(Exception):
+    """An episode that did not come to its end; it is asked for again."""
+
+
+def security() -> Security | None:
+    """The trainer's certificates, if there are any."""
+    folder = os.environ.get(CERTIFICATES)
+    return None if not folder else Security.in_folder(folder, "trainer")
+
+
+@dataclass(frozen=True)
+class RemoteSource:
+    """A robot behind an address. Without a name the robot is asked which one it is."""
+
+    address: str
+    """tcp/host:port or tls/host:port."""
+    name: str = ""
+    """Which robot's task it has."""
+
+    @staticmethod
+    def parse(text: str) -> "RemoteSource":
+        """From `NAME@tcp/host:port` or `tcp/host:port`."""
+        name, _, address = text.rpartition("@")
+        try:
+            check_address(address, security())
+        except SpecError as error:
+            raise UserError(f"{error} (certificates for training: {CERTIFICATES}=FOLDER).") from None
+        return RemoteSource(address, name)
+
+    def full_name(self) -> str:
+        """`NAME@tcp/host:port`: with it a run can be read when the robot is away."""
+        return f"{self.name or self._ask_spec().robot}@{self.address}"
+
+    def _ask_spec(self) -> ControlSpec:
+        try:
+            client = ClientEnd(self.address, security(), run="find")
+            spec = ControlSpec.from_json(str(client.hello().body["spec"]))
+            client.close()
+            return spec
+        except (LinkError, SpecError) as error:
+            raise UserError(
+                f"No robot can be reached: {error}; start one there with firsthand-onboard serve."
+            ) from None
+
+    def make_task(self) -> Task:
+        """The task of the robot that is there, or of the one that was named."""
+        from .registry import find_robot
+
+        return find_robot(self.name or self._ask_spec().robot).make_task()
+
+    def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> "RemoteRobot":
+        """Connects when it is first used."""
+        if payload_kg:
+            raise UserError(
+                f"payload is {payload_kg} kg, but the load of a robot across the network is what it carries."
+            )
+        return RemoteRobot(self.address, task, run=f"seed{seed}-{identity()[:8]}")
+
+
+class RemoteRobot(OnboardRobot):
+    """A robot behind `firsthand-onboard serve`."""
+
+    def __init__(
+        self,
+        address: str,
+        task: Task,
+        *,
+        run: str = "run",
+        patience_s: float = PATIENCE_S,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.task, self.address, self.run, self.patience_s = task, address, run, patience_s
+        self.arrived: Callable[[int, Arrays], None] | None = None
+        """Called with the index and the arrays of each trajectory as it arrives, while the robot still moves."""
+        self._say_to = say
+        self._client: ClientEnd | None = None
+        self._known_policy = ""
+        self._trouble: float | None = None
+        self._said = ""
+
+    def measured(self) -> Float[np.ndarray, " measured"]:
+        """What the sensors say now."""
+        return self._until_it_works(lambda: np.asarray(self._ask("status").arrays["measured"]))
+
+    def place(self, position: np.ndarray) -> None:
+        """Put a simulated machine at rest in a configuration."""
+
+        def place() -> None:
+            self._arm()
+            self._ask("reset", arrays={"position": np.asarray(position, np.float32)})
+
+        self._until_it_works(place)
+
+    def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
+        """Ask, collect, and ask again from the start when it was interrupted."""
+        return self._until_it_works(lambda: self._attempt(kind, policy, arrays, count))
+
+    def close(self) -> None:
+        """Give the lease back and leave."""
+        if self._client is not None:
+            with contextlib.suppress(LinkError):
+                self._client.ask("release", patience_s=0.5, tries=1)
+            self._client.close()
+            self._client = None
+
+    @property
+    def can_reset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the machine is a simulation that can be put somewhere."""
+        return self._until_it_works(lambda: bool(self._hello().get("can_reset")))
+
+    def _hello(self):
+        self._connect()
+        return self._about
+
+    def _attempt(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
+        client = self._arm()
+        body = {"name": identity(), "kind": kind, "authority": float(self.authority)}
+        if policy is not None:
+            body["policy"] = self._send_policy(policy)
+        client.others.clear()
+        self._ask("job", body, arrays)
+        return self._collect(client, str(body["name"]), count)
+
+    def _collect(self, client: ClientEnd, job: str, count: int) -> Sequence[Arrays]:
+        found: dict[int, Arrays] = {}
+        while True:
+            message = client.next(1.0)
+            self._sort(client, job, found)
+            if len(found) == count:
+                break
+            if message is None:
+                state = self._ask("status").body["job"]
+                if state is None or state["name"] != job:
+                    raise Interrupted("the robot does not know the episode any more")
+                self._sort(client, job, found)
+                for index in set(range(state["count"])) - set(found) if state["ended"] else ():
+                    self._ask("fetch", {"job": job, "index": index})
+                    self._sort(client, job, found)
+                if state["ended"] not in ("", "done"):
+                    raise Interrupted(state["ended"])
+        return [found[i] for i in range(count)]
+
+    def _sort(self, client: ClientEnd, job: str, found: dict[int, Arrays]) -> None:
+        """Take what has arrived; a trajectory that was cut short interrupts."""
+        arrived, client.others[:] = list(client.others), []
+        for message in arrived:
+            index = int(message.body["index"])
+            if message.body["job"] != job or index in found:
+                continue
+            if message.body["ended"] != "done":
+                raise Interrupted(str(message.body["ended"]))
+            found[index] = message.arrays
+            if self.arrived is not None:
+                self.arrived(index, message.arrays)
+
+    def _send_policy(self, policy: Policy) -> str:
+        arrays = {}
+        for i, (weight, bias) in enumerate(policy_layers(policy)):
+            arrays[f"policy.{i}.weight"], arrays[f"policy.{i}.bias"] = weight, bias
+        digest = policy_digest(arrays)
+        if digest != self._known_policy:
+            self._ask("policy", {"spec": self.task.spec.digest(), "digest": digest}, arrays)
+            self._known_policy = digest
+        return digest
+
+    def _arm(self) -> ClientEnd:
+        """Connected, without a fault, and with the lease in our hands."""
+        client = self._connect()
+        status = self._ask("status").body
+        if status["state"] == "fault":
+            raise Interrupted(
+                f"the robot has a fault: {status['fault']}; look at it, then run "
+                f"`firsthand-onboard acknowledge {self.address}`"
+            )
+        if not status["yours"]:
+            self._ask("arm")
+            client.keep_lease(float(self._about["lease_s"]) / 4)
+        return client
+
+    def _connect(self) -> ClientEnd:
+        if self._client is not None:
+            return self._client
+        client = ClientEnd(self.address, security(), run=self.run)
+        try:
+            self._about = client.hello().body
+            theirs, ours = ControlSpec.from_json(str(self._about["spec"])), self.task.spec
+        except (LinkError, SpecError, KeyError):
+            client.close()
+            raise
+        if theirs.digest() != ours.digest():
+            client.close()
+            raise UserError(
+                f"The robot at {self.address} has another control specification ({theirs.robot}, "
+                f"{theirs.digest()[:8]}) than the task here ({ours.robot}, {ours.digest()[:8]}); give both the same."
+            )
+        self._client, self._known_policy = client, ""
+        return client
+
+    def _ask(self, kind: str, body=None, arrays: Arrays | None = None) -> Message:
+        answer = self._connect().ask(kind, body, arrays)
+        if answer.kind == "refused":
+            raise Interrupted(str(answer.body.get("why")))
+        return answer
+
+    def _until_it_works(self, attempt: Callable):
+        while True:
+            try:
+                result = attempt()
+            except (LinkError, Interrupted) as error:
+                if isinstance(error, LinkError) and self._client is not None:
+                    self._client.close()
+                    self._client = None
+                now = time.monotonic()
+                self._trouble = self._trouble or now
+                if now - self._trouble > self.patience_s:
+                    raise UserError(f"Gave up on the robot after {self.patience_s:.0f} s: {error}.") from None
+                self._say(f"robot: {error}; trying again")
+                time.sleep(0.2)
+            else:
+                self._trouble, self._said = None, ""
+                return result
+
+    def _say(self, text: str) -> None:
+        if text == self._said:
+            return
+        self._said = text
+        if self._say_to is not None:
+            self._say_to(text)
+            return
+        from ..training.display import say
+
+        say(text)

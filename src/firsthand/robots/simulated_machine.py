@@ -1,0 +1,103 @@
+"""A simulated plant as a machine: physics only, for a process of its own or for an executor in this one."""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from ..errors import UserError
+from ..plants.base import AbstractPlant
+from ..tasks import Task
+from .base import neutral
+
+DIRECTIONS: dict[str, tuple[tuple[int, int], ...]] = {"excavator": ((0, -1), (1, 1), (2, 1), (3, 1))}
+"""Which joint a command moves, and which way, by the task's name. The boom's cylinder lowers its angle."""
+
+
+class MachinePlant:
+    """The physics behind `firsthand_onboard.simulation.PlantServer`: reset, step, measure, in numpy outside."""
+
+    def __init__(self, plant: AbstractPlant, task: Task, *, seed: int = 0) -> None:
+        self.spec, self._plant = task.spec, plant
+        self.directions = DIRECTIONS.get(task.name)
+        self._key = jax.random.key(seed)
+        values, rest = eqx.partition(plant, eqx.is_array)
+
+        @jax.jit
+        def reset(values, position, key):
+            whole = eqx.combine(values, rest)
+            state = whole.reset(position)
+            key, sensor_key = jax.random.split(key)
+            return state, whole.measure(state, key=sensor_key), key
+
+        @jax.jit
+        def step(values, state, command, key):
+            whole = eqx.combine(values, rest)
+            key, dynamics_key, sensor_key = jax.random.split(key, 3)
+            state = whole.step(state, command, key=dynamics_key)
+            return state, whole.measure(state, key=sensor_key), key
+
+        self._reset, self._step = partial(reset, values), partial(step, values)
+        self.reset(np.asarray(task.home))
+        self.step(neutral(task.spec))  # compiled before the clock runs
+        self.reset(np.asarray(task.home))
+
+    def reset(self, position: np.ndarray) -> None:
+        """At rest in a configuration."""
+        position = np.asarray(position, np.float32)
+        self._state, self._measured, self._key = self._reset(position, self._key)
+
+    def step(self, command: np.ndarray) -> None:
+        """One control period with a command held."""
+        command = np.asarray(command, np.float32)
+        self._state, self._measured, self._key = self._step(self._state, command, self._key)
+
+    def measure(self) -> np.ndarray:
+        """What the sensors say."""
+        return np.asarray(self._measured)
+
+
+class LockStepMachine:
+    """A plant in this process, behind `Machine`: time passes when a command is written."""
+
+    lock_step = True
+
+    def __init__(self, plant: MachinePlant) -> None:
+        self.plant, self.spec, self.directions = plant, plant.spec, plant.directions
+
+    def read(self) -> np.ndarray:
+        """What the sensors say."""
+        return self.plant.measure()
+
+    def write(self, command: np.ndarray) -> None:
+        """One period with this command."""
+        self.plant.step(command)
+
+    def neutral(self) -> None:
+        """Time stands still until the next command."""
+
+    def reset(self, position: np.ndarray) -> np.ndarray:
+        """At rest in a configuration; what is measured there."""
+        self.plant.reset(position)
+        return self.read()
+
+
+def make_plant(name: str, *, payload_kg: float = 0.0, seed: int = 0) -> MachinePlant:
+    """The physics of a simulated robot by name."""
+    from .registry import find_robot
+
+    source = find_robot(name)
+    task = source.make_task()
+    robot = source.make_robot(task, payload_kg=payload_kg, seed=seed)
+    plant = getattr(robot, "plant", None)
+    if not isinstance(plant, AbstractPlant):
+        raise UserError(f"{name!r} cannot play the machine: only a simulated plant can.")
+    return MachinePlant(plant, task, seed=seed)
+
+
+class Excavator(LockStepMachine):
+    """The simulated excavator for `firsthand-onboard serve --machine firsthand.robots.simulated_machine:Excavator`."""
+
+    def __init__(self, payload_kg: float | str = 0.0) -> None:
+        super().__init__(make_plant("excavator", payload_kg=float(payload_kg)))

@@ -1,0 +1,358 @@
+"""A Gymnasium environment as a robot: it reports what happened, also when it ends early, fails or goes blind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from firsthand.errors import UserError
+from firsthand.learner import Buffer, append
+from firsthand.models import Policy
+from firsthand.robots import EpisodeRecord
+from firsthand.robots.delay import DelayedCommands
+from firsthand.robots.environment import GymnasiumRobot, Outcome, RobotFailed
+from firsthand.robots.gymnasium import GymnasiumTask
+from firsthand.training import Trainer, TrainingConfig, preset
+from firsthand.training.data import as_rollout
+from firsthand_onboard import PlanarChain, PlanarJoint
+from firsthand_onboard.features import initial_state, next_state
+from firsthand_onboard.kinematics import output_of_positions
+
+PERIOD = 0.1
+
+
+def following(state: np.ndarray, command: np.ndarray) -> np.ndarray:
+    """The cart's equation: a velocity that lags behind the command."""
+    velocity = state[1] + 0.4 * (command[0] - state[1])
+    return np.asarray([state[0] + PERIOD * velocity, velocity])
+
+
+class Cart(gymnasium.Env):
+    """A cart on a rail from -1 to 1; `trouble(step, state)` may raise, or say that it is over or blind."""
+
+    action_space = spaces.Box(-2.0, 2.0, (1,))
+    observation_space = spaces.Box(-np.inf, np.inf, (2,))
+    dt = PERIOD
+
+    def __init__(self, trouble: Callable[[int, np.ndarray], str | None] = lambda step, state: None) -> None:
+        self.trouble = trouble
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.state = np.asarray([self.np_random.uniform(-0.1, 0.1), 0.0])
+        return self.state.copy(), {}
+
+    def step(self, action: np.ndarray):
+        self.steps += 1
+        what = self.trouble(self.steps, self.state)
+        if what == "raise":
+            raise RuntimeError("the cable is off")
+        self.state = following(self.state, action)
+        seen = np.asarray([self.state[0], np.nan]) if what == "blind" else self.state.copy()
+        return seen, 0.0, what == "over", what == "too long", {}
+
+
+def cart_task(env: Callable[[], Any] = Cart, **changes: Any) -> GymnasiumTask:
+    settings: dict[str, Any] = {
+        "positions": (0,),
+        "velocities": (1,),
+        "position_low": -1.0,
+        "position_high": 1.0,
+        "rate": 0.8,
+        "steps": 12,
+        "trajectories": 4,
+        "command_memory": 2,
+        "preview": (1, 3),
+        "hidden": (16,),
+    }
+    return GymnasiumTask(env=env, **{**settings, **changes})
+
+
+def robot_of(source: GymnasiumTask, seed: int = 3) -> GymnasiumRobot:
+    return source.make_robot(source.make_task(), payload_kg=0.0, seed=seed)
+
+
+def policy_of(robot: GymnasiumRobot, gain: float = 1.0) -> Policy:
+    return Policy.random(robot.task.spec, key=jax.random.key(1), last_gain=gain)
+
+
+def episode(robot: GymnasiumRobot, excited: bool = False) -> EpisodeRecord:
+    rng = np.random.default_rng(5)
+    task = robot.task
+    goals = task.sample_goals(rng, robot.measured(), task.trajectories)
+    bold = rng.uniform(-4.0, 4.0, (task.trajectories, task.steps // 4, 1)).repeat(4, axis=1).astype(np.float32)
+    return robot.run_episode(policy_of(robot), goals, bold if excited else None)
+
+
+def assert_true_transitions(robot: GymnasiumRobot, record: EpisodeRecord) -> int:
+    """Every transition that the learner would get obeys the cart's own equation; returns how many there are."""
+    spec = robot.task.spec
+    rollout = as_rollout(spec, record)
+    buffer = append(Buffer.empty(64, spec.layout.size, 1, 2), rollout)
+    size = int(buffer.size)
+    rows = (np.asarray(a)[:size] for a in (buffer.states, buffer.commands, buffer.following))
+    for x, u, y in zip(*rows, strict=True):
+        np.testing.assert_allclose(y, following(x, u), atol=1e-5)
+    return size
+
+
+def test_an_episode_is_what_the_environment_did() -> None:
+    robot = robot_of(cart_task())
+    record = episode(robot, excited=True)
+    assert record.valid.all()
+    assert assert_true_transitions(robot, record) == 48
+    assert np.abs(record.commands).max() == 2.0  # the excitation goes beyond the range, commands do not
+    np.testing.assert_array_equal(record.measured[1:, 0], record.measured[:-1, -1])
+    layout = robot.task.spec.layout
+    state = initial_state(layout, record.measured[0, 0], np.zeros(1, np.float32))
+    for i in range(4):
+        np.testing.assert_array_equal(record.starts[i], state)
+        for k in range(12):
+            state = next_state(layout, state, record.commands[i, k], record.measured[i, k + 1])
+
+
+def test_commands_are_those_of_the_policy_that_is_trained() -> None:
+    robot = robot_of(cart_task())
+    record = episode(robot)
+    rollout = as_rollout(robot.task.spec, record)
+    ours = jax.vmap(jax.vmap(policy_of(robot)))(rollout.states[:, :-1], rollout.previews)
+    np.testing.assert_allclose(record.commands, np.asarray(ours), atol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["over", "too long", "blind"])
+def test_a_trajectory_is_cut_where_the_environment_ends(what: str) -> None:
+    robot = robot_of(cart_task(lambda: Cart(lambda step, state: what if step in (5, 30) else None)))
+    record = episode(robot, excited=True)
+    seen = 4 if what == "blind" else 5  # the step that led to the end happened; a blind one counts for nothing
+    # The second trajectory begins after the reset, with step 6; the fourth begins with step 30.
+    np.testing.assert_array_equal(record.valid.sum(axis=1), [seen, 12, 12, seen - 4])
+    assert assert_true_transitions(robot, record) == record.valid.sum()
+    assert (record.measured[0, seen:] == record.measured[0, seen]).all()
+    assert abs(record.measured[1, 0, 0]) <= 0.1  # where a reset puts the cart
+    assert record.measured[1, 0, 1] == 0.0
+    np.testing.assert_array_equal(record.starts[1, 2:], 0.0)  # no command is remembered across a reset
+    assert robot.cuts == {Outcome.NOT_FINITE if what == "blind" else Outcome.ENDED: 2}
+    assert "2 trajectories were cut short" in robot.notes()[0]
+
+
+def test_what_was_seen_before_the_environment_raised_is_kept() -> None:
+    robot = robot_of(cart_task(lambda: Cart(lambda step, state: "raise" if step == 20 else None)))
+    record = episode(robot, excited=True)
+    np.testing.assert_array_equal(record.valid.sum(axis=1), [12, 7, 0, 0])
+    assert assert_true_transitions(robot, record) == 19
+    with pytest.raises(RobotFailed, match=r"Cart raised RuntimeError in step\(\): the cable is off \(in trajectory 2"):
+        robot.measured()
+    with pytest.raises(RobotFailed, match="the cable is off"):
+        episode(robot_of(cart_task(lambda: Cart(lambda step, state: "raise"))))
+
+
+def test_gymnasiums_time_limit_is_no_end() -> None:
+    source = cart_task(lambda: gymnasium.wrappers.TimeLimit(DelayedCommands(Cart(), 2), 10))
+    robot = robot_of(source)
+    assert episode(robot).valid.all()
+    inside = cart_task(lambda: DelayedCommands(gymnasium.wrappers.TimeLimit(Cart(), 10), 2))
+    assert episode(robot_of(inside)).valid.all()
+
+
+def test_delayed_commands_arrive_late() -> None:
+    robot = robot_of(cart_task(lambda: DelayedCommands(Cart(), 2)))
+    commands = np.asarray([[1.0], [-1.0], [2.0], [0.5]], np.float32)
+    measured = robot.play(commands)
+    state = measured[0].astype(float)
+    for k, command in enumerate([0.0, 0.0, 1.0, -1.0]):
+        state = following(state, np.asarray([command]))
+        np.testing.assert_allclose(measured[k + 1], state, atol=1e-6)
+
+
+def test_open_loop_motion_stops_at_an_early_end() -> None:
+    robot = robot_of(cart_task(lambda: Cart(lambda step, state: "over" if step == 3 else None)))
+    measured = robot.play(np.ones((6, 1), np.float32))
+    assert np.isfinite(measured[:4]).all()
+    assert np.isnan(measured[4:]).all()
+    assert abs(robot.measured()[0]) <= 0.1
+
+
+def test_angles_are_followed_across_the_jump() -> None:
+    def angle(observation):
+        return np.arctan2(observation[1], observation[0]), observation[2]
+
+    source = GymnasiumTask(
+        env=lambda: gymnasium.make("Pendulum-v1"),
+        observe=angle,
+        positions=(0,),
+        velocities=(1,),
+        angles=(0,),
+        position_low=np.pi - 1.0,
+        position_high=np.pi + 1.0,
+        rate=1.0,
+    )
+    robot = robot_of(source)
+    env = robot.driver.env.unwrapped
+    env.state = np.asarray([np.pi + 0.2, 7.5])  # fast enough to go round
+    robot.driver._stand(env._get_obs())
+    assert robot.measured()[0] == pytest.approx(np.pi + 0.2, abs=1e-5)  # -π + 0.2 for arctan2
+    measured = robot.play(np.full((60, 1), 2.0, np.float32))
+    assert measured[-1, 0] == pytest.approx(env.state[0], abs=1e-4)
+    assert measured[-1, 0] > 3 * np.pi
+    robot.driver.turn_back()
+    assert abs(robot.measured()[0] - np.pi) <= np.pi
+
+
+def test_evaluation_starts_where_the_reference_does() -> None:
+    def place(env: Any, position: np.ndarray) -> np.ndarray:
+        env.unwrapped.state = np.asarray([position[0], 0.0])
+        return env.unwrapped.state
+
+    robot = robot_of(cart_task(place=place))
+    before = robot.measured()
+    references = robot.task.evaluation(robot.task.evaluation_speed)
+    records = robot.follow(policy_of(robot), references)
+    for record, reference in zip(records, references, strict=True):
+        assert record.measured[0, 0] == pytest.approx([reference.points[0, 0], 0.0], abs=1e-6)
+        assert record.commands.shape[1] == len(reference.points)
+        assert record.valid.all()
+    np.testing.assert_array_equal(robot.measured(), before)
+
+
+class Perfect(Cart):
+    """Goes where the action says, at once."""
+
+    def step(self, action: np.ndarray):
+        self.state = np.asarray([float(action[0]), 0.0])
+        return self.state.copy(), 0.0, False, False, {}
+
+
+def test_evaluation_leads_a_robot_that_cannot_be_placed() -> None:
+    robot = robot_of(cart_task(Perfect, hidden=(2,)))
+    spec = robot.task.spec
+    reference = robot.task.evaluation(0.2)[0]
+    # A policy that commands the reference now: half range 2 · tanh(…), nearly linear for small weights.
+    error = spec.layout.size
+    layers = [(np.zeros((2, spec.observation_size), np.float32), np.zeros(2, np.float32))]
+    layers[0][0][0, 0], layers[0][0][0, error] = 1e-3 * spec.scales.measured_scale[0], 1e-3 * spec.scales.error
+    layers.append((np.asarray([[500.0, 0.0]], np.float32), np.zeros(1, np.float32)))
+    (record,) = robot.follow(Policy(jax.tree.map(jax.numpy.asarray, tuple(layers)), spec), (reference,))
+    assert record.measured[0, 0, 0] == pytest.approx(2 * np.tanh(reference.points[0, 0] / 2), abs=1e-3)
+
+
+def test_default_goals_and_references_stay_inside_the_limits() -> None:
+    chain = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5), PlanarJoint("revolute", 0.4)))
+    task = cart_task(
+        positions=(0, 1),
+        velocities=(),
+        position_low=(-1.0, 0.2),
+        position_high=(0.5, 1.4),
+        tracked=chain,
+        rate=(0.5, 2.0),
+    ).make_task()
+    goals = task.sample_goals(np.random.default_rng(0), np.zeros(2), 200)
+    assert (goals > [-1.0, 0.2]).all()
+    assert (goals < [0.5, 1.4]).all()
+    reach = np.asarray([0.5, 2.0]) * 12 * PERIOD / 1.875
+    assert (np.abs(np.diff(goals, axis=0)) <= reach + 1e-12).all()
+    for reference in task.evaluation(task.evaluation_speed):
+        np.testing.assert_allclose(output_of_positions(chain, reference.start), reference.points[0], atol=1e-9)
+        speed = np.linalg.norm(np.diff(reference.points, axis=0), axis=1) / PERIOD
+        assert speed.max() == pytest.approx(task.evaluation_speed, rel=0.05)
+
+
+class Pictures(Cart):
+    observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+
+class Named(Cart):
+    observation_space = spaces.Dict({"p": spaces.Box(-1, 1, (1,))})
+
+
+class Unbounded(Cart):
+    action_space = spaces.Box(-np.inf, np.inf, (1,))
+
+
+class Timeless(Cart):
+    dt = None
+
+
+def far_away(speed: float) -> dict[str, np.ndarray]:
+    return {"far": np.linspace(0.0, 1.5, 9)[:, None]}
+
+
+CHAIN = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"env": lambda: gymnasium.make("CartPole-v1")},
+            "CartPole-v1 has the action space Discrete.*be continuous",
+        ),
+        ({"env": Pictures}, "Pictures observes an array of shape .8, 8, 3., but a vector of numbers is needed"),
+        ({"env": Named}, "Named observes a Dict, but a vector"),
+        ({"env": Unbounded}, "Unbounded allows actions from -inf to inf in channel 0, but the range must be finite"),
+        ({"env": Timeless}, "Timeless does not tell its control period; give period_s"),
+        ({"env": lambda: gymnasium.make("Nothing-v0")}, r"env\(\) cannot make the environment"),
+        ({"positions": (2,)}, "positions names entry 2, but the measurement has entries 0 to 1"),
+        ({"velocities": (-1,)}, "velocities names entry -1, but the measurement has entries 0 to 1"),
+        ({"tracked": (7,)}, "tracked names entry 7, but"),
+        ({"tracked": (1,)}, "tracked names entry 1, which is no position; give goal_low and goal_high"),
+        ({"rate": (1.0, 2.0)}, r"rate is \(1.0, 2.0\), but must be a number, or 1 of them"),
+        ({"rate": -1.0}, r"rate_high\[0\] is -1.0, but must be a positive number"),
+        ({"position_low": 2.0}, r"position_low\[0\] is 2.0, but must be below"),
+        ({"goal_high": 1.5}, "goals of coordinate 0 lie between -1.0 and 1.5, but its limits are -1.0 to 1.0"),
+        ({"command_high": 3.0}, r"command_high\[0\] is 3.0, but .* takes -2.0 to 2.0"),
+        ({"evaluation": far_away}, r"the evaluation path 'far' leads to \(1.125\), but must stay between \(-1\) and"),
+        ({"evaluation": lambda speed: {"up": np.zeros((5, 3))}}, "the evaluation path 'up' has shape"),
+        (
+            {"tracked": CHAIN, "evaluation": lambda speed: {"off": np.ones((5, 2))}},
+            "the evaluation path 'off' leaves the limits: the point .* is out of reach",
+        ),
+        ({"observe": lambda seen: seen[None]}, "observe returned an array of shape"),
+        ({"observe": lambda seen: seen["p"]}, "observe fails on an observation with IndexError"),
+        ({"preview": (3, 1)}, "preview is .* rising order"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        cart_task(**changes).make_task()
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+def test_goals_outside_the_limits_are_refused() -> None:
+    task = cart_task(goals=lambda rng, measured, count: np.full((count, 1), 1.2)).make_task()
+    with pytest.raises(UserError, match=r"goals function leads to \(1.2\), but must stay between \(-1\) and \(1\)"):
+        task.sample_goals(np.random.default_rng(0), np.zeros(2), 3)
+
+
+def test_a_payload_is_refused() -> None:
+    source = cart_task()
+    with pytest.raises(UserError, match=r"payload is 5.0 kg, but Cart cannot carry one"):
+        source.make_robot(source.make_task(), payload_kg=5.0, seed=0)
+
+
+def test_an_environment_that_measures_nothing_at_the_start_is_refused() -> None:
+    with pytest.raises(RobotFailed, match="Cart measures nan in entry 1 right after a reset"):
+        robot_of(cart_task(observe=lambda seen: seen * [1.0, np.nan])).measured()
+
+
+def test_training_learns_from_trajectories_that_were_cut() -> None:
+    def trouble(step: int, state: np.ndarray) -> str | None:
+        return "over" if abs(state[0]) > 1.0 else "blind" if step % 97 == 0 else None
+
+    source = cart_task(lambda: DelayedCommands(Cart(trouble), 1), steps=20, trajectories=6)
+    task = source.make_task()
+    hyper = replace(preset("fast"), policy_steps=8, imagined=0, model_steps=400, model_hidden=(32,))
+    config = TrainingConfig("cart", "fast", hyper, episodes=5)
+    robot = source.make_robot(task, payload_kg=0.0, seed=0)
+    trainer = Trainer(robot, config)
+    errors = [trainer.run_episode().metrics["tracking_error_m"] for _ in range(5)]
+    assert robot.cuts[Outcome.NOT_FINITE] > 0
+    assert int(trainer.state.refused) == 0
+    assert errors[-1] < 0.05
+    assert errors[-1] < 0.3 * errors[0]

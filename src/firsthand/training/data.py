@@ -16,7 +16,8 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
     """The record as the learner sees it: state vectors rebuilt with the robot's own rule.
 
     A step whose state or outcome holds a value that is not finite or far outside its scale (a sensor that dropped out)
-    does not count as valid, and its values are set to zero: it can neither enter the buffer nor spoil a gradient.
+    does not count as valid, and its values are set to zero: it can neither enter the buffer nor spoil a gradient. Nor
+    does a step count that saw a spike or a stuck sensor.
     """
     steps = record.commands.shape[1]
     states = [record.starts]
@@ -24,7 +25,9 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
         states.append(next_state(spec.layout, states[-1], record.commands[:, k], record.measured[:, k + 1]))
     states = np.stack(states, axis=1)
     finite = plausible(spec, states)
-    usable = finite[:, :-1] & finite[:, 1:] & np.isfinite(record.commands).all(axis=-1)
+    doubtful = remembered(spikes(spec, record.measured) | stuck(spec, record.measured), spec.layout.measurement_memory)
+    sound = finite & ~doubtful
+    usable = sound[:, :-1] & sound[:, 1:] & np.isfinite(record.commands).all(axis=-1)
     return Rollout(
         states=jnp.asarray(np.where(finite[..., None], states, np.float32(0))),
         commands=jnp.asarray(np.nan_to_num(record.commands)),
@@ -45,6 +48,63 @@ def plausible(spec: ControlSpec, states: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         near = (np.abs(measured - center) <= FAR * scale).all(axis=(-2, -1))  # false for NaN
     return np.asarray(near & np.isfinite(states).all(axis=-1))
+
+
+SPIKE = 4.0
+"""A value that sticks out from its neighbours by this many times what nine in ten do …"""
+SPIKE_LEAST = 5.0
+"""… and by so many change scales is a spike."""
+STUCK_STEPS = 25
+"""A sensor that shows the same value for so many steps is suspected of being stuck …"""
+STUCK_TRAVEL = 5.0
+"""… and is, when position and velocity of its joint then disagree by so many change scales."""
+
+
+def spikes(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:
+    """Which samples of `(trajectories, samples, measured)` hold a value that jumps out and straight back.
+
+    Such a value is far from the median of itself and its two neighbours; a fast but lasting change is not.
+    """
+    found = np.zeros(measured.shape[:2], bool)
+    if measured.shape[1] < 3:
+        return found
+    inner = measured[:, 1:-1]
+    with np.errstate(invalid="ignore"):
+        out = np.abs(inner - np.median(np.stack([measured[:, :-2], inner, measured[:, 2:]]), axis=0))
+        usual = np.quantile(np.nan_to_num(out, posinf=0.0), 0.9, axis=(0, 1))
+        found[:, 1:-1] = (out > np.maximum(SPIKE * usual, SPIKE_LEAST * np.asarray(spec.scales.change_scale))).any(
+            axis=-1
+        )
+    return found
+
+
+def stuck(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:
+    """Which samples show a position or velocity that no longer changes although its partner says that it must."""
+    found = np.zeros(measured.shape[:2], bool)
+    samples, window = measured.shape[1], STUCK_STEPS
+    if not spec.layout.velocity or samples <= window:
+        return found
+    position, velocity = (measured[..., list(part)] for part in (spec.layout.position, spec.layout.velocity))
+    allowed = STUCK_TRAVEL * np.asarray(spec.scales.change_scale)[list(spec.layout.position)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        travel = np.cumsum((velocity[:, 1:] + velocity[:, :-1]) / 2, axis=1) * spec.period_s
+        travel = np.concatenate([np.zeros_like(travel[:, :1]), travel], axis=1)
+        apart = np.abs((position - travel)[:, window:] - (position - travel)[:, :-window]) > allowed
+    for values in (position, velocity):
+        same = np.cumsum(np.diff(values, axis=1) == 0, axis=1)
+        same = np.concatenate([np.zeros_like(same[:, :1]), same], axis=1)
+        frozen = (same[:, window:] - same[:, :-window] == window) & apart
+        for trajectory, start in np.argwhere(frozen.any(axis=-1)):
+            found[trajectory, start : start + window + 1] = True
+    return found
+
+
+def remembered(doubtful: np.ndarray, memory: int) -> np.ndarray:
+    """Where a doubtful sample is in the state: in its own step and, through the measurement memory, later ones."""
+    marked = doubtful.copy()
+    for age in range(1, memory + 1):
+        marked[:, age:] |= doubtful[:, :-age]
+    return marked
 
 
 def imagined_starts(task: Task, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:

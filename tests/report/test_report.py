@@ -153,7 +153,7 @@ def test_headings_come_in_the_agreed_order(page):
     assert headings[:2] == ["Learning", "Circle, square and line"]
     assert headings[2:] == [
         "Random references",
-        "The newest policy over time",
+        "The kept policy over time",
         "The metrics of the paper’s table 1",
         "Health",
         "Configuration and provenance",

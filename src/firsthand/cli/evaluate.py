@@ -20,7 +20,9 @@ class Evaluate:
     run_folder: Annotated[Positional[Path], arg(metavar="RUN", help_behavior_hint="")]
     """Folder of the run."""
     episode: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
-    """Take the policy that ran this episode (from 1); by default the newest policy."""
+    """Take the policy that ran this episode (from 1); by default the best that the robot has proven."""
+    newest: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Take the result of the last update, which has not run on the robot yet."""
     speed: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """Speed along the references in m/s; by default the task's (0.5 for the excavator)."""
     on: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
@@ -34,13 +36,15 @@ class Evaluate:
         """Evaluate and print."""
         if self.speed is not None and not SLOWEST <= self.speed <= FASTEST:  # NaN is not inside either
             raise UserError(f"speed is {self.speed}, but must lie between {SLOWEST} and {FASTEST} m/s.")
+        if self.newest and self.episode is not None:
+            raise UserError(f"--newest and --episode {self.episode} name two policies; give one of them.")
         from ..evaluation import evaluate
         from ..runs import plain
         from ..training.restore import RestoredRun
         from .results import oracle_beside, oracle_of, print_evaluation
 
         restored = RestoredRun.open(self.run_folder)
-        policy = restored.policy(self.episode)
+        policy = restored.newest_policy() if self.newest else restored.policy(self.episode)
         if self.on is not None:
             restored = restored.on(self.on)
         result = evaluate(restored.robot(), policy, speed=self.speed)

@@ -123,10 +123,11 @@ def print_prior(prior: Prior) -> None:
         why = "\n".join([*reasons, *([log.note] if log.note else [])])
         table.add_row(escape(log.path), str(log.taken), str(sum(log.refused.values())), escape(why))
     console.print(table)
+    say("The model learns from them before the first episode; that takes a minute or so.")
 
 
 def finish(path: Path) -> None:
-    """After training: evaluate the newest policy, print the table, write the report."""
+    """After training: evaluate the kept policy, print the table, write the report."""
     from ..report import write_report
 
     restored = RestoredRun.open(path)

@@ -24,13 +24,13 @@ class RunReport:
     history: History
     """Its metrics."""
     evaluation: Evaluation
-    """The newest policy on the references that the learner never saw."""
+    """The kept policy on the references that the learner never saw."""
     shapes: tuple[tuple[PathPanel, ...], ...]
-    """A row per evaluation reference: followed by an early, a middle and the newest policy."""
+    """A row per evaluation reference: followed by an early, a middle and the kept policy."""
     episodes: tuple[PathPanel, ...]
     """The trajectories of the first, a middle and the last episode."""
     series: TimeSeries
-    """The newest policy on the first evaluation reference."""
+    """The kept policy on the first evaluation reference."""
     oracle: dict[str, Any] | None
     """What is best possible, where it is known."""
 
@@ -65,7 +65,7 @@ def gather(path: Path) -> RunReport:
     chosen = first_middle_last(stored)
     robot, spec = restored.robot(), restored.task.spec
     policies = [(f"episode {episode}", restored.policy(episode)) for episode in chosen[:2]]
-    evaluations = [(name, evaluate(robot, policy)) for name, policy in [*policies, newest(restored, stored[-1])]]
+    evaluations = [(name, evaluate(robot, policy)) for name, policy in [*policies, kept(restored, stored[-1])]]
     evaluation = evaluations[-1][1]
     shapes = tuple(
         tuple(PathPanel.of(f"{ref.name}, {name}", spec, result.records[i]) for name, result in evaluations)
@@ -87,10 +87,11 @@ def first_middle_last(episodes: list[int]) -> list[int]:
     return sorted({episodes[0], episodes[len(episodes) // 2], episodes[-1]})
 
 
-def newest(restored: RestoredRun, last: int) -> tuple[str, Policy]:
-    """The result of the last update, or, when the run was stopped before its first checkpoint, what ran last."""
-    if restored.folder.checkpoints():
-        return "newest", restored.policy()
+def kept(restored: RestoredRun, last: int) -> tuple[str, Policy]:
+    """The best policy that the robot has proven, or, when nothing was proven yet, what ran last."""
+    best = restored.kept_episode()
+    if best is not None:
+        return f"kept, of episode {best}", restored.policy()
     return f"episode {last}", restored.policy(last)
 
 

@@ -85,7 +85,7 @@ def _head(report: RunReport, title: str) -> str:
         (f"{centimetres(history.recent('tracking_error_m'))} cm", f"tracking error on random references, {spread}"),
         (
             f"{centimetres(report.evaluation.overall.mean_error_m)} cm",
-            f"tracking error on {report.shape_names}, which the learner never saw, with the newest policy",
+            f"tracking error on {report.shape_names}, which the learner never saw, with the kept policy",
         ),
         (duration(robot_time) if math.isfinite(robot_time) else UNKNOWN, "robot time used"),
     )
@@ -134,8 +134,8 @@ def _panels(rows: Sequence[Sequence[Any]]) -> str:
 def _shapes(report: RunReport, images: Mapping[str, bytes]) -> str:
     heading = report.shape_names[:1].upper() + report.shape_names[1:]
     caption = (
-        "“Episode 1” is the policy that ran episode 1; “newest” is the result of the last update. The robot starts "
-        "at rest at the dot. A path that ends at the edge of a panel goes on outside it."
+        "“Episode 1” is the policy that ran episode 1; “kept” is the best policy that the robot has proven. The robot "
+        "starts at rest at the dot. A path that ends at the edge of a panel goes on outside it."
     )
     image = _image(images, "shapes", f"Paths and references. {_panels(report.shapes)}.", caption, scroll=True)
     speed = report.restored.task.evaluation_speed
@@ -155,12 +155,12 @@ def _episodes(report: RunReport, images: Mapping[str, bytes]) -> str:
 def _series(report: RunReport, images: Mapping[str, bytes]) -> str:
     name, metrics = report.series.title, report.evaluation.metrics[0]
     text = (
-        f"On the {name} the newest policy is {centimetres(metrics.mean_error_m)} cm off on average and "
+        f"On the {name} the kept policy is {centimetres(metrics.mean_error_m)} cm off on average and "
         f"{centimetres(metrics.max_error_m)} cm at most."
     )
     caption = "Commands as applied, and joint positions as measured; dashed lines are their limits."
     image = _image(images, "time", f"Time series. {text}", caption, scroll=True)
-    return f"<h2>The newest policy over time</h2>\n<p>{escape(text)}</p>\n{image}"
+    return f"<h2>The kept policy over time</h2>\n<p>{escape(text)}</p>\n{image}"
 
 
 def _table(report: RunReport) -> str:

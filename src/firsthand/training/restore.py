@@ -64,9 +64,21 @@ class RestoredRun:
         return EpisodeRecord.from_arrays(self._episode(episode))
 
     def policy(self, episode: int | None = None) -> Policy:
-        """The policy that ran an episode, or, without one, the newest: the result of the last update."""
+        """The policy that ran an episode, or, without one, the kept one: the best that the robot has proven."""
         if episode is not None:
             return policy_from_arrays(self.task.spec, self._episode(episode))
+        best = self.folder.load_best()
+        if best is None:
+            raise UserError(f"{self.folder.path} has no finished episode yet.")
+        return policy_from_arrays(self.task.spec, best[0])
+
+    def kept_episode(self) -> int | None:
+        """The episode that the kept policy ran; None while there is none."""
+        best = self.folder.load_best()
+        return None if best is None else int(best[1]["episode"])
+
+    def newest_policy(self) -> Policy:
+        """The result of the last update, which has not run on the robot yet."""
         if not self.folder.checkpoints():
             raise UserError(f"{self.folder.path} has no finished episode yet.")
         checkpoint = self.folder.load_checkpoint()

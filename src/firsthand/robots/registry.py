@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import UserError, suggest
 from ..plants.base import AbstractPlant
-from ..tasks import Task, excavator_task
+from ..tasks import Task, excavator_task, soft_arm_task
 from .address import is_address
 from .base import AbstractRobot
 from .simulated import SimulatedRobot
@@ -57,9 +57,16 @@ def _excavator_pressure(payload_kg: float) -> AbstractPlant:
     return ExcavatorPressure().with_payload(payload_kg)
 
 
+def _soft_arm(payload_kg: float) -> AbstractPlant:
+    from ..plants.soft_arm import SoftArm
+
+    return SoftArm().with_payload(payload_kg)
+
+
 ROBOTS: dict[str, RobotSource] = {
     "excavator": BuiltIn(excavator_task, _excavator),
     "excavator-pressure": BuiltIn(excavator_task, _excavator_pressure),
+    "soft-arm": BuiltIn(soft_arm_task, _soft_arm),
 }
 
 

@@ -1,0 +1,156 @@
+"""The soft arm as a plant: three segments standing upright, nine cables, six commanded motors."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from firsthand.plants.base import AbstractPlant
+from firsthand.plants.soft_arm.body import (
+    Inertia,
+    elastic_torques,
+    inertia,
+    next_creep,
+    taut_stiffness,
+    upright,
+)
+from firsthand.plants.soft_arm.cables import cable_commands, cable_torques, motor_speeds, next_slip, tensions
+from firsthand.plants.soft_arm.geometry import bends_of_ends, segment_ends
+from firsthand.plants.soft_arm.parameters import PERIOD_S, SoftArmParameters
+
+
+class SoftArmState(NamedTuple):
+    """State of the soft arm. Bends run over the segments from the base up, two each, in rad."""
+
+    bends: Float[Array, "6"]
+    rates: Float[Array, "6"]
+    """Their rates of change, rad/s."""
+    creep: Float[Array, "6"]
+    """Bends to which the helicoids have crept."""
+    slip: Float[Array, "9"]
+    """State of each cable's friction, in (-1, 1)."""
+    motors: Float[Array, "9"]
+    """How much cable each motor has drawn in, m."""
+    seen: Float[Array, "6"]
+    """The bends that the motion capture sees: those of a moment ago."""
+
+
+def _number(default: float) -> Any:
+    """An array field; always of one type, so that another value never means another compilation."""
+    return eqx.field(default=default, converter=lambda value: jnp.asarray(value, float))
+
+
+class SoftArm(AbstractPlant):
+    """Six motor commands in [-1, 1], measured the positions of the three segment ends (9 numbers, m), 20 Hz.
+
+    Commands are motor positions, two per segment: at 0 the arm stands upright, and it stays where constant commands
+    hold it.
+    """
+
+    parameters: SoftArmParameters = eqx.field(default=SoftArmParameters(), static=True)
+    substeps: int = eqx.field(default=10, static=True)
+    """Integration steps per control period."""
+    payload_kg: Float[Array, ""] = _number(0.0)
+    """Load at the tip."""
+    position_noise: Float[Array, ""] = _number(0.0005)
+    """Standard deviation of the motion capture, m, per coordinate."""
+
+    @property
+    def period_s(self) -> float:
+        """0.05 s."""
+        return PERIOD_S
+
+    @property
+    def num_commands(self) -> int:
+        """Two motors per segment."""
+        return 6
+
+    @property
+    def num_measured(self) -> int:
+        """x, y, z of three segment ends."""
+        return 9
+
+    def with_payload(self, kg: float | Float[Array, ""]) -> "SoftArm":
+        """The same arm with `kg` at its tip; nothing is recompiled."""
+        return eqx.tree_at(lambda plant: plant.payload_kg, self, jnp.asarray(kg, self.payload_kg.dtype))
+
+    def reset(self, position: Float[Array, "9"]) -> SoftArmState:
+        """At rest with the segment ends at `position`, crept, the motors where they hold it, friction relaxed.
+
+        With the arm upright the motors are at zero. Anywhere else neutral commands will move it back: commands of this
+        robot are positions.
+        """
+        p = self.parameters
+        bends = bends_of_ends(jnp.asarray(position, float).reshape(3, 3))
+        zero = jnp.zeros_like(bends)
+        return SoftArmState(
+            bends=bends,
+            rates=zero,
+            creep=p.creep_share * bends,
+            slip=jnp.zeros(9, bends.dtype),
+            motors=cable_commands(self.holding_command(bends), p),
+            seen=bends,
+        )
+
+    def holding_command(self, bends: Float[Array, "6"]) -> Float[Array, "6"]:
+        """The command that holds the arm there for long, by Newton's method; not clipped to [-1, 1]."""
+        p = self.parameters
+        zero = jnp.zeros_like(bends)
+        others = inertia(bends, self.payload_kg, p).gravity + elastic_torques(bends, p.creep_share * bends, p)
+
+        def unbalanced(command):
+            tension = tensions(bends, cable_commands(command, p), p)
+            return cable_torques(bends, tension, jnp.zeros(9, bends.dtype), p) + others
+
+        def improve(command, _):
+            return command - jnp.linalg.solve(jax.jacfwd(unbalanced)(command), unbalanced(command)), None
+
+        return jax.lax.scan(improve, zero, None, length=8)[0]
+
+    def step(self, state: SoftArmState, command: Float[Array, "6"], *, key: PRNGKeyArray) -> SoftArmState:
+        """One control period of 0.05 s with `command`, clipped to [-1, 1], held."""
+        del key
+        p = self.parameters
+        dt = PERIOD_S / self.substeps
+        wanted = cable_commands(jnp.clip(command, -1.0, 1.0), p)
+        around = inertia(state.bends, self.payload_kg, p)
+        admittance = self.admittance(around, dt)
+
+        def advance(state, _):
+            state = self.substep(state, wanted, around, admittance, dt)
+            return state, state.bends
+
+        after, passed = jax.lax.scan(advance, state, None, length=self.substeps)
+        late = round(p.delay_s / dt)
+        return after._replace(creep=next_creep(state.creep, after.bends, PERIOD_S, p), seen=passed[-1 - late])
+
+    def admittance(self, around: Inertia, dt: float) -> Float[Array, "6 6"]:
+        """(M + dt D + dt² K)⁻¹: change of velocity per impulse of a linearly implicit step."""
+        p = self.parameters
+        return jnp.linalg.inv(around.mass + (dt * upright(p).damping + dt * dt * taut_stiffness(p)))
+
+    def substep(
+        self,
+        state: SoftArmState,
+        wanted: Float[Array, "9"],
+        around: Inertia,
+        admittance: Float[Array, "6 6"],
+        dt: float,
+    ) -> SoftArmState:
+        """One integration step of `dt` seconds with the motors on their way to `wanted`."""
+        p = self.parameters
+        bends, rates = state.bends, state.rates
+        motors = state.motors + dt * motor_speeds(state.motors, wanted, dt, p)
+        slip = next_slip(state.slip, rates, dt, p)
+        torque = around.gravity + elastic_torques(bends, state.creep, p)
+        torque = torque + cable_torques(bends, tensions(bends, motors, p), slip, p)
+        drag = (upright(p).damping + dt * taut_stiffness(p)) @ rates
+        rates = rates + admittance @ (dt * (torque - drag))
+        return state._replace(bends=bends + dt * rates, rates=rates, slip=slip, motors=motors)
+
+    def measure(self, state: SoftArmState, *, key: PRNGKeyArray) -> Float[Array, "9"]:
+        """x, y, z of the first, second and third segment's end in metres, z up."""
+        ends = segment_ends(state.seen, self.parameters.length_m).reshape(9)
+        return ends + self.position_noise * jax.random.normal(key, (9,), ends.dtype)

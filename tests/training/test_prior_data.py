@@ -24,6 +24,7 @@ from firsthand.training.prior import Prior, gather
 HYPER = dataclasses.replace(preset("fast"), policy_steps=2, imagined=4, model_steps=50, model_hidden=(16,))
 EPISODES = 9
 """With and without a log of 900 rows the buffer has the same size, so that what is compiled is shared."""
+KEPT = 2 * 6 * 20
 DONE = 3
 """Most tests stop here."""
 
@@ -83,10 +84,11 @@ def numbers(trainer: Trainer) -> dict[str, bytes]:
 def test_resuming_rebuilds_the_same_buffer_and_the_same_learner(task: Task, log: Path, tmp_path: Path) -> None:
     prior = gather(task.spec, data=[log])
     whole = start(task, prior, tmp_path / "whole")
-    assert int(whole.buffer.size) == prior.rows == 895
+    assert prior.rows == 895
+    assert int(whole.buffer.size) == KEPT == 240, "evenly spaced, two episodes' worth"
     for _ in range(DONE):
         whole.run_episode()
-    assert int(whole.buffer.size) == 895 + DONE * 6 * 20
+    assert int(whole.buffer.size) == KEPT + DONE * 6 * 20
 
     parts = start(task, prior, tmp_path / "parts")
     log.unlink()  # what was taken is in the run folder
@@ -113,7 +115,7 @@ def test_what_is_taken_and_what_is_refused_is_remembered(task: Task, log: Path, 
     stored = TrainingConfig.from_dict(trainer.run.config)
     assert stored.data == (taken,)
     assert stored.data[0].path == str(log.resolve())
-    x, u, y = (np.asarray(a[:895]) for a in (trainer.buffer.states, trainer.buffer.commands, trainer.buffer.following))
+    x, u, y = (np.asarray(a[:KEPT]) for a in (trainer.buffer.states, trainer.buffer.commands, trainer.buffer.following))
     np.testing.assert_allclose(y[:, 0], x[:, 0] + 0.1 * u[:, 0], atol=1e-6)
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ..evaluation import tracking_metrics
-from ..learner import Buffer, LearnerState, append, update_model, update_policy
+from ..learner import LearnerState, append, update_model, update_policy
 from ..learner.model_learning import prediction_error
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord
@@ -21,6 +21,10 @@ from .prior import Prior
 
 MOST_REFUSED = 3
 """So many refused updates in a row stop the run."""
+
+
+SEEN = 0.5
+"""A policy is proven only by an episode of which more than this share was seen."""
 
 
 FIRST_CAPACITY = 1 << 20
@@ -47,13 +51,8 @@ class Trainer:
         spec = self.task.spec
         self.prior = prior or Prior()
         self.state = self.prior.initial(LearnerState.random(spec, config.hyper, seed=config.seed))
-        self.buffer = Buffer.empty(
-            min(config.episodes * self.task.trajectories * self.task.steps, FIRST_CAPACITY) + self.prior.rows,
-            spec.layout.size,
-            spec.layout.num_commands,
-            spec.layout.num_measured,
-        )
-        self.buffer = self.prior.fill(self.buffer)
+        own = config.episodes * self.task.trajectories * self.task.steps
+        self.buffer = self.prior.buffer(self.task, min(own, FIRST_CAPACITY))
         self.episode = 0
         """Episodes done."""
         self.stop_requested = False
@@ -70,7 +69,7 @@ class Trainer:
             callback.before_episode(self, self.episode + 1)
         task, hyper = self.task, self.config.hyper
         if self.episode == 0:
-            self.state = self.prior.warm_start(self.state, self.buffer, task, hyper, seed=self.config.seed)
+            self.state = self.prior.warm_start(self.state, task, hyper, seed=self.config.seed)
         policy = self.state.policy
         rng = np.random.Generator(np.random.Philox(key=[self.config.seed, self.episode]))
 
@@ -140,7 +139,7 @@ class Trainer:
         arrays = {**summary.record.arrays(), **policy_arrays(policy)}
         self.run.save_episode(self.episode, arrays, {"episode": self.episode})
         self.run.append_metrics(summary.metrics)
-        if summary.metrics["tracking_error_m"] < self.best_error:
+        if summary.metrics["tracking_error_m"] < self.best_error and summary.record.valid.mean() > SEEN:
             self.best_error = summary.metrics["tracking_error_m"]
             self.run.save_best(policy_arrays(policy), {"episode": self.episode, "tracking_error_m": self.best_error})
         self.run.save_checkpoint(self.episode, to_arrays(self._checkpoint()), {"best_error_m": self.best_error})

@@ -33,6 +33,8 @@ from .origin import InitFrom, Parts, TakenLog, check_parts
 WEIGHTS = "init.safetensors"
 MODEL_ROUNDS = 10
 """Most times that an episode's number of Adam steps is taken on the logs before the first episode."""
+KEPT_EPISODES = 2
+"""Most of the logs that stays in the buffer, in episodes' worth of transitions."""
 POLICY_ROUNDS = 10
 """How many episodes are imagined before the first real one, where the policy starts from random weights."""
 
@@ -92,16 +94,24 @@ class Prior:
             state = eqx.tree_at(lambda s, part=part: getattr(s, part), state, new)
         return state
 
-    def fill(self, buffer: Buffer) -> Buffer:
-        """The buffer with the logs' transitions, in order."""
-        for rows in self.taken:
-            buffer = append_rows(buffer, *rows)
-        return buffer
+    def buffer(self, task: Task, capacity: int, share: int | None = None) -> Buffer:
+        """A buffer for so many transitions of the robot's own, with evenly spaced rows of the logs in it.
 
-    def warm_start(
-        self, state: LearnerState, buffer: Buffer, task: Task, hyper: Hyperparameters, *, seed: int
-    ) -> LearnerState:
-        """Before the first episode: the model learns from the logs, then a random policy from the model.
+        There are at most `share` of them, by default `KEPT_EPISODES` episodes' worth. The model draws its batches
+        evenly from the buffer: all of a long log would drown what the robot does now.
+        """
+        layout = task.spec.layout
+        most = KEPT_EPISODES * task.trajectories * task.steps if share is None else share
+        count = min(self.rows, most)
+        buffer = Buffer.empty(capacity + count, layout.size, layout.num_commands, layout.num_measured)
+        if not count:
+            return buffer
+        rows = np.linspace(0, self.rows - 1, count).round().astype(int)
+        states, commands, following = (np.concatenate(column)[rows] for column in zip(*self.taken, strict=True))
+        return append_rows(buffer, states, commands, following)
+
+    def warm_start(self, state: LearnerState, task: Task, hyper: Hyperparameters, *, seed: int) -> LearnerState:
+        """Before the first episode: the model learns from all of the logs, then a random policy from the model.
 
         The model takes as many Adam steps as it would have if the robot had gathered the same data, but at most
         `MODEL_ROUNDS` episodes' worth. The policy practises in `POLICY_ROUNDS` imagined episodes; the paper's
@@ -109,6 +119,7 @@ class Prior:
         """
         if not self.rows:
             return state
+        buffer = self.buffer(task, 0, share=self.rows)
         rounds = min(max(self.rows // (task.trajectories * task.steps), 1), MODEL_ROUNDS)
         report = None
         for _ in range(rounds):
@@ -144,8 +155,7 @@ def practise(
         rollout = _imagined(state.policy, state.dynamics, fresh.starts, fresh.previews)
         state, _ = update_policy(state, task.cost, rollout, extra, model, hyper)
     # The trust region and its bookkeeping start afresh: the robot has not been asked yet.
-    kept = eqx.tree_at(lambda s: s.policy, first, state.policy)
-    return kept
+    return eqx.tree_at(lambda s: s.policy, first, state.policy)
 
 
 @eqx.filter_jit

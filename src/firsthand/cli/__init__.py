@@ -11,6 +11,8 @@ from ..cache import cache_folder
 from ..errors import UserError
 from .characterize import Characterize
 from .evaluate import Evaluate
+from .inspect import Inspect
+from .machine import Machine
 from .report import Report
 from .simulator import Simulator
 from .train import Train
@@ -20,6 +22,8 @@ Command = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Characterize, tyro.conf.subcommand("characterize")]
+    | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+    | Annotated[Machine, tyro.conf.subcommand("machine")]
     | Annotated[Simulator, tyro.conf.subcommand("simulator")]
 )
 

@@ -1,0 +1,172 @@
+"""`firsthand inspect`."""
+
+import re
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from ..errors import UserError
+
+_Number = Annotated[float, arg(metavar="X")]
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Push a robot gently and report dead time, dead band, gain, settling, noise and coupling; propose settings."""
+
+    robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
+    """The robot: excavator, soft-arm, my_robot.py:task."""
+    minutes: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    """Robot time, about; by default as much as a good look at every channel takes, a few minutes."""
+    amplitude: _Number = 0.5
+    """The largest push, as a share of half the command range; pushes grow up to it step by step."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Seed of the order and signs of the pushes, and of what is random in a simulated robot."""
+    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """Folder for the results; by default inspections/ROBOT."""
+
+    def run(self) -> int:
+        """Push, report, write. Exit code 130 after Ctrl-C; what was learned until then is reported, too."""
+        from ..inspection import InspectionSettings, conclude, excite, write_inspection
+        from ..inspection.settings import make_plan, usual_minutes
+        from ..robots.registry import make_robot, make_task
+        from ..training.display import say
+
+        settings = InspectionSettings(1.0 if self.minutes is None else self.minutes, self.amplitude, self.seed)
+        task = make_task(self.robot)
+        if self.minutes is None:
+            settings = replace(settings, minutes=usual_minutes(task.spec))
+        plan = make_plan(settings, task.spec)
+        folder = self.out or Path("inspections") / re.sub(r"[^\w.-]+", "-", Path(self.robot).name)
+        _check_writable(folder)
+        robot = make_robot(self.robot, task, seed=self.seed)
+        say(
+            f"Inspecting {self.robot}: {task.spec.layout.num_commands} channels, pushes up to {self.amplitude:g} of "
+            f"half the command range, about {settings.minutes:g} min of robot time. Ctrl-C stops."
+        )
+        with _Interrupt() as interrupt, _Bar(task.spec.period_s, plan.total) as bar:
+            recording = excite(robot, settings, progress=bar.show, stop=interrupt.pressed)
+        if not recording.pushes:
+            say(f"Stopped before the first push ({recording.stopped}); the robot is neutral, and nothing is written.")
+            return 130
+        inspection = conclude(self.robot, task.spec, settings, recording)
+        _print(inspection)
+        print(f"Written: {write_inspection(inspection, folder)}")
+        if interrupt.pressed():
+            say("Stopped by Ctrl-C; the robot was left neutral.")
+            return 130
+        if recording.stopped:
+            raise UserError(f"the inspection ended early: {recording.stopped.removesuffix('.')}.")
+        return 0
+
+
+def _check_writable(folder: Path) -> None:
+    """Before the robot moves: a result that cannot be written is not worth the robot's time."""
+    from ..runs import atomic
+
+    atomic.make_folder(folder)
+    probe = folder / ".writable"
+    atomic.write_text(probe, "")
+    atomic.remove(probe)
+
+
+class _Interrupt:
+    """Ctrl-C once asks to stop; twice stops at once."""
+
+    def __enter__(self) -> "_Interrupt":
+        self._pressed = False
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def pressed(self) -> bool:
+        """Whether the user wants to stop."""
+        return self._pressed
+
+    def _handle(self, *_: object) -> None:
+        if self._pressed:
+            raise KeyboardInterrupt
+        self._pressed = True
+
+
+class _Bar:
+    """Progress with robot time left; a line per channel where there is no terminal."""
+
+    def __init__(self, period_s: float, total: int) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        from ..training.display import console
+
+        self.period_s, self.said = period_s, ""
+        self.progress = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}"),
+            console=console,
+        )
+        self.live = console.is_terminal
+        self.bar = self.progress.add_task("starting", total=total, left="")
+
+    def __enter__(self) -> "_Bar":
+        if self.live:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.progress.stop()
+
+    def show(self, done: int, total: int, doing: str) -> None:
+        """So many control periods are done."""
+        from ..training.display import say
+
+        minutes, seconds = divmod(round((total - done) * self.period_s), 60)
+        left = f"{minutes}:{seconds:02} of robot time left"
+        if self.live:
+            self.progress.update(self.bar, completed=done, description=doing, left=left)
+        elif doing.split(":")[0] != self.said:
+            self.said = doing.split(":")[0]
+            say(f"{self.said} · {left}")
+
+
+def _print(inspection: Any) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..inspection.summary import STRENGTH, TIMES, comparison, strength, times
+
+    console = Console()
+    tables = (
+        (f"{inspection.robot}, control period {inspection.spec.period_s:g} s", TIMES, times(inspection), 2),
+        ("", STRENGTH, strength(inspection), 1),
+    )
+    for title, headings, rows, words in tables:
+        table = Table(title=title or None, box=SIMPLE_HEAD, pad_edge=False)
+        for i, heading in enumerate(headings):
+            table.add_column(heading, justify="left" if i < words else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+    for note in inspection.findings.notes:
+        console.print(Text(note, style="yellow"))
+    if inspection.proposal is None:
+        console.print("No channel responds, so no settings are proposed.")
+        return
+    table = Table(title="Settings", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("field", "now", "proposed"):
+        table.add_column(heading, overflow="fold")
+    for row in comparison(inspection):
+        table.add_row(*map(Text, row))
+    console.print(table)
+    for field, why in inspection.proposal.reasons.items():
+        console.print(Text.assemble((field, "bold"), f": {why}"))
+    console.print("\nTo paste into the control specification:\n")
+    print(inspection.proposal.snippet(inspection.spec))
+    print()

@@ -1,0 +1,239 @@
+"""From a recording to what is said about a robot."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from firsthand_onboard import ControlSpec
+
+from .coupling import Coupling, coupling
+from .free_motion import FreeMotion, free_motion
+from .onset import find_onset
+from .recording import Push, Recording
+from .response import (
+    SETTLED,
+    DeadBand,
+    GainPoint,
+    Kind,
+    Quantity,
+    StepResponse,
+    dead_band,
+    gain_curve,
+    kind_of,
+    last_quarter,
+    quantity_of,
+    rise,
+    settling,
+    step_response,
+)
+
+WANDERS = 0.01
+"""A robot whose positions move over this share of their range under the neutral command does not stand still."""
+
+
+@dataclass(frozen=True)
+class ChannelFindings:
+    """One command channel."""
+
+    name: str
+    responds: bool
+    amplitude: float
+    """The largest push that was repeated, as a share of half the command range."""
+    moves: str = ""
+    """The position that answers most."""
+    quantity: Quantity | None = None
+    kind: Kind | None = None
+    """What a constant command sets in the long run: a position, a rate or an acceleration."""
+    dead_time_steps: int | None = None
+    """Whole control periods before anything shows; the dead time lies between this many and one more."""
+    rise_steps: float = float("nan")
+    """Periods from the command to 63 % of the response, dead time included."""
+    settling_steps: float = float("nan")
+    """Periods from the command until the response stays within 5 %, dead time included; NaN if not seen."""
+    gain_plus: float = float("nan")
+    """Slope from the edge of the dead band to the largest push, towards higher commands."""
+    gain_minus: float = float("nan")
+    """The same towards lower commands."""
+    dead_band_plus: DeadBand | None = None
+    dead_band_minus: DeadBand | None = None
+    curve: tuple[GainPoint, ...] = ()
+    """The static gain: what each command leads to in the long run."""
+    response: StepResponse | None = None
+
+    @property
+    def lag_steps(self) -> float:
+        """Periods from the end of the dead time to 63 % of the response."""
+        return self.rise_steps - (self.dead_time_steps or 0)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an inspection says about a robot, in control periods and in the robot's own units."""
+
+    channels: tuple[ChannelFindings, ...]
+    stands_still: bool
+    """Whether the robot stays where it is under the neutral command."""
+    noise: Float[np.ndarray, " measured"]
+    """Standard deviation at rest; of a robot that moves by itself, of what cannot be foreseen one period ahead."""
+    drift: Float[np.ndarray, " measured"]
+    """Mean change per second under the neutral command."""
+    coupling: Coupling
+    notes: tuple[str, ...]
+    """What a reader should know."""
+
+
+def identify(recording: Recording, spec: ControlSpec) -> Findings:
+    """Everything that the recording tells."""
+    motion = free_motion(recording, rates_measured=bool(spec.layout.velocity))
+    stands_still, noise, drift = at_rest(recording, spec, motion)
+    half = (np.asarray(spec.limits.command_high) - np.asarray(spec.limits.command_low)) / 2
+    channels = tuple(
+        _channel(recording, spec, motion, c, float(half[c]), noise if stands_still else None)
+        for c in range(spec.layout.num_commands)
+    )
+    tops = np.asarray([c.amplitude for c in channels])
+    dead = [c.dead_time_steps for c in channels if c.dead_time_steps is not None]
+    steps = recording.push_steps if stands_still else min(max(dead, default=0) + 4, recording.push_steps)
+    effects = coupling(recording, tops, min(steps, _shortest(recording, tops)))
+    return Findings(channels, stands_still, noise, drift, effects, _notes(recording, spec, channels, stands_still))
+
+
+def at_rest(
+    recording: Recording, spec: ControlSpec, motion: FreeMotion
+) -> tuple[bool, Float[np.ndarray, " measured"], Float[np.ndarray, " measured"]]:
+    """Whether the robot stands still, its noise, and its drift per second."""
+    change = recording.change[: recording.rest]
+    whole = np.isfinite(change).all() and recording.joined[1 : recording.rest].all()
+    drift = np.nan_to_num(np.nanmean(change, axis=0)) / spec.period_s if len(change) else np.zeros(change.shape[1])
+    if not whole or len(change) < 3:
+        return False, motion.spread, drift
+    path = np.concatenate([np.zeros((1, change.shape[1])), np.cumsum(change, axis=0)])
+    time = np.linspace(-1.0, 1.0, len(path))
+    trend = path.mean(axis=0) + np.outer(time, (time @ path) / (time @ time))
+    spread = np.sqrt(np.sum((path - trend) ** 2, axis=0) / (len(path) - 2))
+    positions = np.asarray(spec.layout.position)
+    extent = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
+    # White noise spans about six standard deviations of its own; motion spans more than its jumps explain.
+    jumps = np.std(np.diff(path, n=2, axis=0), axis=0) / np.sqrt(6)
+    wanders = np.ptp(path, axis=0) - 8 * jumps
+    still = bool((wanders[positions] < WANDERS * extent).all())
+    return still, spread if still else motion.spread, drift
+
+
+def _shortest(recording: Recording, tops: np.ndarray) -> int:
+    """The length that most of the largest pushes reached."""
+    lengths = [p.steps for p in recording.pushes if p.channel >= 0 and np.isclose(p.amplitude, tops[p.channel])]
+    return int(np.percentile(lengths, 20)) if lengths else recording.push_steps
+
+
+def _top(recording: Recording, channel: int) -> tuple[float, tuple[Push, ...]]:
+    """The amplitude that was repeated, or the largest there was, and its pushes that lasted long enough."""
+    pushes = recording.alone(channel)
+    if not pushes:
+        return 0.0, ()
+    tossed = [p for p in pushes if p.tossed]
+    amplitude = (tossed or pushes)[-1].amplitude if tossed else max(p.amplitude for p in pushes)
+    return amplitude, tuple(p for p in pushes if np.isclose(p.amplitude, amplitude))
+
+
+def _channel(
+    recording: Recording,
+    spec: ControlSpec,
+    motion: FreeMotion,
+    channel: int,
+    half_range: float,
+    noise: Float[np.ndarray, " measured"] | None,
+) -> ChannelFindings:
+    name, period = spec.layout.commands[channel], spec.period_s
+    amplitude, pushes = _top(recording, channel)
+    tossed = tuple(p for p in pushes if p.tossed)
+    onset = find_onset(recording, tossed if len(tossed) >= 6 else pushes, motion, noise)
+    if onset is None:
+        return ChannelFindings(name, responds=False, amplitude=amplitude)
+    typical = int(np.median([p.steps for p in pushes]))
+    pushes = tuple(p for p in pushes if p.steps >= typical)
+    responses = [
+        step_response(recording, pushes, quantity_of(spec, i), motion, period_s=period, half_range=half_range)
+        for i in range(len(spec.layout.position))
+    ]
+    extent = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
+    early = slice(None) if noise is not None else slice(0, onset.steps + 4)
+    size = [np.nanmax(np.abs(r.position[early])) / e for r, e in zip(responses, extent, strict=True)]
+    most = int(np.argmax(size))
+    quantity, response = quantity_of(spec, most), responses[most]
+    kind = kind_of(response, stands_still=noise is not None)
+    values = response.of(kind)
+    late = last_quarter(len(values)) if kind != "acceleration" else slice(min(onset.steps + 1, len(values) - 1), None)
+    final = float(np.nanmean(values[late]))
+    curve = gain_curve(
+        kind,
+        quantity,
+        recording,
+        motion,
+        recording.alone(channel),
+        dead=onset.steps,
+        period_s=period,
+        half_range=half_range,
+    )
+    plus, minus = dead_band(curve, 1.0), dead_band(curve, -1.0)
+    error = max((p.standard_error for p in curve), default=0.0)
+    tolerance = max(SETTLED, 4 * error / max(abs(final), 1e-300))
+    return ChannelFindings(
+        name=name,
+        responds=True,
+        amplitude=amplitude,
+        moves=spec.layout.measured[quantity.position],
+        quantity=quantity,
+        kind=kind,
+        dead_time_steps=onset.steps,
+        rise_steps=rise(values, final, 1 - np.exp(-1.0)),
+        settling_steps=settling(values, final, tolerance) if kind != "acceleration" else float("nan"),
+        gain_plus=_gain(curve, plus, 1.0),
+        gain_minus=_gain(curve, minus, -1.0),
+        dead_band_plus=plus,
+        dead_band_minus=minus,
+        curve=curve,
+        response=response,
+    )
+
+
+def _gain(curve: tuple[GainPoint, ...], band: DeadBand, direction: float) -> float:
+    """The slope from the edge of the dead band to the point of the largest push."""
+    mine = [p for p in curve if p.command * direction > 0]
+    if not mine or not np.isfinite(band.edge):
+        return float("nan")
+    top = max(mine, key=lambda p: abs(p.command))
+    return top.response / (direction * (abs(top.command) - band.edge))
+
+
+def _notes(
+    recording: Recording, spec: ControlSpec, channels: tuple[ChannelFindings, ...], stands_still: bool
+) -> tuple[str, ...]:
+    notes = []
+    if recording.stopped:
+        notes.append(f"Ended before its time: {recording.stopped.removesuffix('.')}.")
+    tried = {p.channel for p in recording.pushes}
+    for c, found in enumerate(channels):
+        if c not in tried:
+            notes.append(f"{found.name} was not tried.")
+        elif not found.responds:
+            largest = max(p.amplitude for p in recording.alone(c))
+            notes.append(
+                f"{found.name} does not respond: nothing that is measured follows it up to {largest:.2g} of half its "
+                "range. Check the channel, or try a larger --amplitude."
+            )
+        elif any(p.cut for p in recording.alone(c)):
+            notes.append(
+                f"{found.name} was not pushed beyond {found.amplitude:.2g} of half its range: larger pushes came near "
+                "a position limit, went too far, or ended the robot's episode."
+            )
+    if not stands_still:
+        notes.append(
+            "The robot does not stand still under the neutral command: gains are the acceleration that a command adds, "
+            "settling times cannot be told, and noise is what cannot be foreseen one period ahead."
+        )
+    anew = int((~recording.joined[1:]).sum())
+    if anew:
+        notes.append(f"The robot ended and started anew {anew} times.")
+    return tuple(notes)

@@ -1,0 +1,132 @@
+"""An inspection as a whole: what was recorded, what it says, what it proposes."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+
+from .findings import ChannelFindings, Findings, identify
+from .proposals import Proposal, propose
+from .recording import Recording
+from .settings import InspectionSettings
+
+FORMAT = 1
+PER = {"position": "", "rate": " per s", "acceleration": " per s²"}
+"""What follows the name of a position in the unit of a response."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Everything that `firsthand inspect` shows and writes."""
+
+    robot: str
+    """As it was named on the command line."""
+    spec: ControlSpec
+    """As the task has it now."""
+    settings: InspectionSettings
+    recording: Recording
+    findings: Findings
+    proposal: Proposal | None
+    """None when no channel responds."""
+
+    @property
+    def robot_time_s(self) -> float:
+        """How long the robot was moved."""
+        return len(self.recording) * self.spec.period_s
+
+    def seconds(self, steps: float | None) -> float:
+        """Control periods as seconds; NaN for what is not known."""
+        return float("nan") if steps is None else steps * self.spec.period_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `inspection.json`; what is not known is null."""
+        spec, found = self.spec, self.findings
+        names, effects = spec.layout.measured, found.coupling
+        return {
+            "format": FORMAT,
+            "robot": self.robot,
+            "period_s": spec.period_s,
+            "robot_time_s": self.robot_time_s,
+            "settings": asdict(self.settings),
+            "ended_early": self.recording.stopped or None,
+            "stands_still": found.stands_still,
+            "noise": dict(zip(names, found.noise.tolist(), strict=True)),
+            "drift_per_s": dict(zip(names, found.drift.tolist(), strict=True)),
+            "channels": [self._channel(i, channel) for i, channel in enumerate(found.channels)],
+            "coupling": {
+                "after_s": self.seconds(effects.steps),
+                "measured": list(names),
+                "commands": list(spec.layout.commands),
+                "push": [c.amplitude * self.half_range(i) for i, c in enumerate(found.channels)],
+                "alone": effects.alone,
+                "together": effects.together,
+                "clear": effects.clear,
+            },
+            "proposal": None if self.proposal is None else {**asdict(self.proposal), "now": self.now()},
+            "notes": list(found.notes),
+        }
+
+    def now(self) -> dict[str, Any]:
+        """What the task has for each field that is proposed."""
+        spec = self.spec
+        return {
+            "period_s": spec.period_s,
+            "command_memory": spec.layout.command_memory,
+            "preview": spec.preview,
+            "measured_center": spec.scales.measured_center,
+            "measured_scale": spec.scales.measured_scale,
+            "change_scale": spec.scales.change_scale,
+        }
+
+    def half_range(self, channel: int) -> float:
+        """Half of a channel's command range."""
+        return (self.spec.limits.command_high[channel] - self.spec.limits.command_low[channel]) / 2
+
+    def unit(self, channel: ChannelFindings) -> str:
+        """Unit of a channel's long-run response."""
+        return f"{channel.moves}{PER[channel.kind]}" if channel.kind else ""
+
+    def _channel(self, index: int, channel: ChannelFindings) -> dict[str, Any]:
+        limits, dead = self.spec.limits, channel.dead_time_steps
+        found: dict[str, Any] = {
+            "name": channel.name,
+            "responds": channel.responds,
+            "amplitude": channel.amplitude,
+            "neutral": (limits.command_low[index] + limits.command_high[index]) / 2,
+            "half_range": self.half_range(index),
+        }
+        if not channel.responds:
+            return found
+        assert channel.response is not None
+        response = {name: np.asarray(getattr(channel.response, name)) for name in channel.response.__dataclass_fields__}
+        return {
+            **found,
+            "moves": channel.moves,
+            "kind": channel.kind,
+            "response_unit": self.unit(channel),
+            "dead_time_steps": dead,
+            "dead_time_s": {"at_least": self.seconds(dead), "below": self.seconds(None if dead is None else dead + 1)},
+            "rise_time_s": self.seconds(channel.rise_steps),
+            "lag_s": self.seconds(channel.lag_steps),
+            "settling_time_s": self.seconds(channel.settling_steps),
+            "gain": {"minus": channel.gain_minus, "plus": channel.gain_plus},
+            "dead_band": {
+                "minus": None if channel.dead_band_minus is None else asdict(channel.dead_band_minus),
+                "plus": None if channel.dead_band_plus is None else asdict(channel.dead_band_plus),
+            },
+            "static_gain": {
+                "command_from_neutral": [p.command for p in channel.curve],
+                "response": [p.response for p in channel.curve],
+                "standard_error": [p.standard_error for p in channel.curve],
+                "pushes": [p.pushes for p in channel.curve],
+            },
+            "step_response": response,
+        }
+
+
+def conclude(robot: str, spec: ControlSpec, settings: InspectionSettings, recording: Recording) -> Inspection:
+    """What a recording says, and what follows from it."""
+    findings = identify(recording, spec)
+    return Inspection(robot, spec, settings, recording, findings, propose(findings, recording, spec))

@@ -1,0 +1,174 @@
+"""Settings for a robot's task, from what an inspection found."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+
+from .findings import ChannelFindings, Findings
+from .recording import Recording
+
+FEWEST, MOST = 4.0, 15.0
+"""Control periods that the quickest channel's rise should span."""
+WANTED = 8.0
+MOST_OFFSETS = 8
+LONGEST_PREVIEW = 40
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Values for fields of the control specification, with reasons."""
+
+    period_s: float
+    command_memory: int
+    preview: tuple[int, ...]
+    measured_center: tuple[float, ...]
+    measured_scale: tuple[float, ...]
+    change_scale: tuple[float, ...]
+    reasons: dict[str, str]
+    """One sentence per field."""
+
+    def snippet(self, spec: ControlSpec) -> str:
+        """Python fields, ready to be pasted."""
+        scales = spec.scales
+        return "\n".join(
+            (
+                f"period_s={self.period_s:g},",
+                f"command_memory={self.command_memory},  # a field of StateLayout",
+                f"preview={self.preview!r},",
+                "scales=Scales(",
+                f"    measured_center={_numbers(self.measured_center)},",
+                f"    measured_scale={_numbers(self.measured_scale)},",
+                f"    change_scale={_numbers(self.change_scale)},",
+                f"    error={scales.error:g},  # as it is: depends on the task, not on the robot",
+                f"    preview={scales.preview:g},  # as it is",
+                "),",
+            )
+        )
+
+
+def propose(findings: Findings, recording: Recording, spec: ControlSpec) -> Proposal | None:
+    """Control period, command memory, preview and scales; None when no channel responds."""
+    responding = [c for c in findings.channels if c.responds and math.isfinite(c.rise_steps)]
+    if not responding:
+        return None
+    period, why_period = _period(responding, spec)
+    per = spec.period_s / period  # control periods proposed per control period now
+    slowest = max(responding, key=lambda c: c.rise_steps)
+    memory = max(math.ceil(slowest.rise_steps * per - 1e-6), 1)
+    last, why_preview = _preview(responding, slowest, spec, per)
+    count = min(MOST_OFFSETS, last)
+    offsets = tuple(sorted({round(last * (i + 1) / count) for i in range(count)}))
+    center, scale, change = _scales(findings, recording, spec, 1 / per)
+    reasons = {
+        "period_s": why_period,
+        "command_memory": (
+            f"{slowest.name} is the slowest: dead time {slowest.dead_time_steps} and lag {slowest.lag_steps:.1f} "
+            f"control periods of {spec.period_s:g} s, so the last {memory} commands still act on what comes next."
+        ),
+        "preview": why_preview,
+        "scales": (
+            "Positions by their limits; rates by the largest seen, and changes by the 95 % quantile of the change in "
+            "one period, both scaled up from the pushes to the full command."
+        ),
+    }
+    return Proposal(period, memory, offsets, center, scale, change, reasons)
+
+
+def _period(responding: list[ChannelFindings], spec: ControlSpec) -> tuple[float, str]:
+    settling = [c for c in responding if c.kind != "acceleration"]
+    now = spec.period_s
+    if not settling:
+        return now, f"Kept at {now:g} s: the commands set accelerations, whose responses have no rise time to go by."
+    quickest = min(settling, key=lambda c: c.rise_steps)
+    spans = f"{quickest.name}, the quickest, reaches 63 % after {quickest.rise_steps * now:.2g} s"
+    if quickest.rise_steps < FEWEST:
+        wanted = _round(max(quickest.rise_steps * now / WANTED, now / 4))
+        return wanted, (
+            f"{spans}, only {quickest.rise_steps:.1f} control periods; with {wanted:g} s a controller could act while "
+            f"it responds (inspect again at that rate). Otherwise keep {now:g} s."
+        )
+    if quickest.rise_steps > MOST:
+        wanted = _round(quickest.rise_steps * now / WANTED)
+        return wanted, (
+            f"{spans}, {quickest.rise_steps:.0f} control periods; with {wanted:g} s it is {WANTED:.0f}: each command "
+            "then has an effect that can be measured, and the state needs fewer past commands."
+        )
+    return now, f"Kept at {now:g} s: {spans}, {quickest.rise_steps:.1f} control periods; 4 to 15 are good."
+
+
+def _preview(
+    responding: list[ChannelFindings], slowest: ChannelFindings, spec: ControlSpec, per: float
+) -> tuple[int, str]:
+    forces = [c for c in responding if c.kind == "acceleration"]
+    last = math.ceil(1.5 * slowest.rise_steps * per)
+    why = (
+        f"1.5 times what {slowest.name} needs to reach 63 % ({slowest.rise_steps * spec.period_s:.2g} s): what is "
+        "commanded now shows only then."
+    )
+    for channel in forces:
+        travel = _travel_steps(channel, spec) * per
+        if travel > last:
+            last = math.ceil(travel)
+            why = f"{channel.name} at full command needs so long for a tenth of the range of {channel.moves}."
+    return min(max(last, 2), LONGEST_PREVIEW), why
+
+
+def _travel_steps(channel: ChannelFindings, spec: ControlSpec) -> float:
+    """Periods that an acceleration at full command takes over a tenth of the range, dead time included."""
+    assert channel.quantity is not None
+    i = spec.layout.position.index(channel.quantity.position)
+    c = spec.layout.commands.index(channel.name)
+    extent = spec.limits.position_high[i] - spec.limits.position_low[i]
+    half = (spec.limits.command_high[c] - spec.limits.command_low[c]) / 2
+    gains = [abs(g) for g in (channel.gain_plus, channel.gain_minus) if math.isfinite(g) and g != 0]
+    if not gains:
+        return 0.0
+    return (channel.dead_time_steps or 0) + math.sqrt(2 * 0.1 * extent / (min(gains) * half)) / spec.period_s
+
+
+def _scales(
+    findings: Findings, recording: Recording, spec: ControlSpec, longer: float
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    layout, limits = spec.layout, spec.limits
+    measured, change = recording.after, recording.change
+    known = np.isfinite(change).all(axis=1)
+    measured, change = measured[known], change[known]
+    pushed = np.zeros(len(recording), bool)
+    amplitudes = np.asarray([c.amplitude for c in findings.channels])
+    for push in recording.pushes:
+        if push.channel >= 0 and push.amplitude >= 0.99 * amplitudes[push.channel]:
+            pushed[push.start : push.start + push.steps] = True
+    moving = change[pushed[known]] if pushed[known].any() else change
+    # From the push that moves a quantity most to the full command; what moves by itself is not scaled.
+    full = np.ones(layout.num_measured)
+    if findings.stands_still:
+        most = np.argmax(np.nan_to_num(np.abs(findings.coupling.alone)), axis=1)
+        full = 1 / np.maximum(amplitudes[most], 1e-9)
+    center = (measured.max(axis=0) + measured.min(axis=0)) / 2
+    scale = (measured.max(axis=0) - measured.min(axis=0)) / 2
+    steps = full * np.quantile(np.abs(moving), 0.95, axis=0)
+    for i, entry in enumerate(layout.position):
+        low, high = limits.position_low[i], limits.position_high[i]
+        center[entry], scale[entry] = (low + high) / 2, (high - low) / 2
+        if layout.velocity:
+            velocity = layout.velocity[i]
+            center[velocity] = 0.0
+            scale[velocity] = full[velocity] * np.max(np.abs(measured[:, velocity]))
+    steps[list(layout.position)] *= longer
+    usable = scale > 1e-9
+    scale = np.where(usable, scale, spec.scales.measured_scale)
+    steps = np.where(steps > 1e-9, steps, spec.scales.change_scale)
+    rounded = (tuple(_round(float(v), 3) for v in values) for values in (center, scale, steps))
+    first, second, third = rounded
+    return first, second, third
+
+
+def _round(value: float, digits: int = 2) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return "(" + ", ".join(f"{v:g}" for v in values) + ("," if len(values) == 1 else "") + ")"

@@ -341,6 +341,14 @@ def test_an_environment_that_measures_nothing_at_the_start_is_refused() -> None:
         robot_of(cart_task(observe=lambda seen: seen * [1.0, np.nan])).measured()
 
 
+def test_a_measurement_that_changes_its_size_is_refused() -> None:
+    sizes = iter([2, 2, 2, 1])
+    robot = robot_of(cart_task(observe=lambda seen: seen[: next(sizes)]))
+    robot.play(np.ones((1, 1), np.float32))
+    with pytest.raises(RobotFailed, match="Cart measures 1 quantities now, but measured 2 at first"):
+        robot.play(np.ones((1, 1), np.float32))
+
+
 def test_training_learns_from_trajectories_that_were_cut() -> None:
     def trouble(step: int, state: np.ndarray) -> str | None:
         return "over" if abs(state[0]) > 1.0 else "blind" if step % 97 == 0 else None

@@ -123,7 +123,7 @@ class Driver:
         return observation is not None
 
     def _stand(self, observation: Any) -> None:
-        measured = self.environment.measure(observation)
+        measured = self._measure(observation)
         if not np.isfinite(measured).all():
             entry = int(np.flatnonzero(~np.isfinite(measured))[0])
             raise RobotFailed(
@@ -156,7 +156,7 @@ class Driver:
         """Apply a command for one control period."""
         action = np.clip(command.reshape(self.space.shape), self.space.low, self.space.high).astype(self.space.dtype)
         observation, _, terminated, truncated, _ = self._call("step()", lambda: self.env.step(action))
-        measured = self.environment.measure(observation)
+        measured = self._measure(observation)
         if not np.isfinite(measured).all():
             return Outcome.NOT_FINITE
         before = self.measured()
@@ -164,6 +164,13 @@ class Driver:
             measured[entry] += 2 * np.pi * np.round((before[entry] - measured[entry]) / (2 * np.pi))
         self.state = next_state(self.spec.layout, self.state, command, measured)
         return Outcome.ENDED if terminated or truncated else Outcome.GOING
+
+    def _measure(self, observation: Any) -> Float[np.ndarray, " measured"]:
+        measured = self.environment.measure(observation)
+        if len(measured) != self.spec.layout.num_measured:
+            wanted = self.spec.layout.num_measured
+            raise RobotFailed(f"{self.name} measures {len(measured)} quantities now, but measured {wanted} at first.")
+        return measured
 
     def _call(self, what: str, call: Any) -> Any:
         try:

@@ -1,0 +1,35 @@
+"""The robots in docs/bring_your_robot.md and examples/ move. The one in the README is trained in tests/cli."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from documented import ROOT, documented_files
+from firsthand.models import Policy
+from firsthand.robots.registry import find_robot, make_robot
+
+PAGE = documented_files("docs/bring_your_robot.md")
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("trolley.py", "task"), ("cart.py", "cart"), ("examples/reacher.py", "task"), ("examples/pendulum.py", "delayed")],
+)
+def test_a_documented_robot_moves(tmp_path: Path, file: str, name: str) -> None:
+    (tmp_path / Path(file).name).write_text(PAGE[file] if file in PAGE else (ROOT / file).read_text())
+    robot_name = f"{tmp_path / Path(file).name}:{name}"
+    task = find_robot(robot_name).make_task()
+    robot = make_robot(robot_name, task)
+    policy = Policy.random(task.spec, key=jax.random.key(0), last_gain=0.1)
+    rng = np.random.default_rng(0)
+    record = robot.run_episode(policy, task.sample_goals(rng, robot.measured(), 2))
+    assert record.valid[0].all()
+    travelled = np.ptp(record.references, axis=1)
+    assert (travelled.max(axis=1) > 0.01).all()
+    records = robot.follow(policy, task.evaluation(task.evaluation_speed))
+    assert all(np.isfinite(r.measured).all() for r in records)
+    for kept, reference in zip(records, task.evaluation(task.evaluation_speed), strict=True):
+        if file != "examples/pendulum.py":  # the others can be placed at the start
+            np.testing.assert_allclose(kept.measured[0, 0, list(task.spec.layout.position)], reference.start, atol=1e-5)

@@ -35,12 +35,13 @@ class Record:
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
         from ..robots.registry import make_robot, make_task
+        from ..robots.user_file import absolute_name
         from ..runs import RunFolder, provenance
         from ..simulators import record
 
         task = make_task(self.robot)
         config = {
-            "robot": self.robot,
+            "robot": absolute_name(self.robot),
             "recording": {"minutes": self.minutes, "seed": self.seed, "payload_kg": self.payload},
             "control_spec": json.loads(task.spec.to_json()),
         }
@@ -83,13 +84,14 @@ class Fit:
         given = {name: getattr(self, name) for name in ("steps", "rollout_steps") if getattr(self, name) is not None}
         from ..logs import read_log
         from ..robots.registry import make_task
+        from ..robots.user_file import absolute_name
         from ..simulators import FitSettings, fit, open_loop
         from ..simulators.data import split
         from ..simulators.folder import check_free, save
 
         settings = FitSettings(seed=self.seed, **given)
         check_free(self.out)
-        robot = self.robot or _robot_of(self.logs)
+        robot = absolute_name(self.robot) if self.robot else _robot_of(self.logs)
         spec = make_task(robot).spec
         logs = [read_log(path, spec) for path in self.logs]
         learned, held = split([series for log in logs for series in log.series], spec.period_s)

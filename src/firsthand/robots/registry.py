@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ..errors import UserError, suggest
@@ -12,7 +11,7 @@ from ..tasks import Task, excavator_task, soft_arm_task
 from .address import is_address
 from .base import AbstractRobot
 from .simulated import SimulatedRobot
-from .user_file import is_robot_file, load_source
+from .user_file import is_robot_file, load_source, simulator_file
 
 
 @runtime_checkable
@@ -78,7 +77,7 @@ def find_robot(name: str) -> RobotSource:
         from .remote import RemoteSource
 
         return RemoteSource.parse(name)
-    if (Path(name) / "simulator.json").is_file():
+    if simulator_file(name):
         from ..simulators import StoredSimulator
 
         return StoredSimulator.open(name)

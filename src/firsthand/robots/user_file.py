@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import UserError, suggest
+from .address import full_name, is_address
 
 SUFFIX = ".py"
 EXTRA = "gymnasium"
@@ -40,14 +41,20 @@ def split(name: str) -> tuple[Path, str]:
 
 def absolute_name(name: str) -> str:
     """The same robot, named so that it is found from every working directory; other names are left alone."""
+    if simulator_file(name):
+        return str(Path(name).expanduser().absolute())
     if not is_robot_file(name):
-        return name
+        return full_name(name)
     path, attribute = split(name)
     return f"{path}:{attribute}" if attribute else str(path)
 
 
 def short_name(name: str) -> str:
-    """`my_robot-task` for a robot file, fit for a folder's name; other names are left alone."""
+    """`my_robot-task` for a robot file, fit for a folder's name; a robot's own name is left alone."""
+    if simulator_file(name):
+        return Path(name).expanduser().absolute().name
+    if is_address(name):
+        return f"{short_name(name.rpartition('@')[0]) or 'robot'}-remote"
     if not is_robot_file(name):
         return name
     path, attribute = split(name)
@@ -56,14 +63,17 @@ def short_name(name: str) -> str:
 
 def robot_file(name: str) -> RobotFile | None:
     """The file that a name means, as it is now; None for a robot that is in none."""
-    if not is_robot_file(name):
+    path = simulator_file(name)
+    if path is None and not is_robot_file(name):
         return None
-    path, _ = split(name)
+    path = path or split(name)[0]
     return RobotFile(str(path), hashlib.sha256(_read(path)).hexdigest())
 
 
 def found_again(name: str) -> str:
     """The robot of a run as it can be loaded now: a file that is gone is looked for in the working directory."""
+    if not is_robot_file(name):
+        return _simulator_again(name)
     path, attribute = split(name)
     here = Path.cwd() / path.name
     if path.is_file():
@@ -73,6 +83,22 @@ def found_again(name: str) -> str:
     raise UserError(
         f"The robot of this run is in {path}, which does not exist any more; put it back there, or into the working "
         "directory."
+    )
+
+
+def simulator_file(name: str) -> Path | None:
+    """What describes a learned simulator, if the name means the folder of one."""
+    path = Path(name).expanduser().absolute() / "simulator.json"
+    return path if path.is_file() else None
+
+
+def _simulator_again(name: str) -> str:
+    for folder in (Path(name), Path.cwd() / Path(name).name):
+        if simulator_file(str(folder)):
+            return str(folder)
+    raise UserError(
+        f"The robot of this run is the learned simulator in {name}, which does not exist any more; put it back "
+        "there, or into the working directory."
     )
 
 

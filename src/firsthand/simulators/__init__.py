@@ -5,5 +5,4 @@ from .accuracy import open_loop as open_loop
 from .fit import FitSettings as FitSettings
 from .fit import fit as fit
 from .folder import StoredSimulator as StoredSimulator
-from .folder import is_simulator as is_simulator
 from .record import record as record

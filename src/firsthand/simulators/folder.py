@@ -17,6 +17,7 @@ from ..logs import spec_difference
 from ..plants.learned import LearnedPlant
 from ..robots.registry import RobotSource, find_robot
 from ..robots.simulated import SimulatedRobot
+from ..robots.user_file import simulator_file
 from ..runs import atomic, packed, provenance
 from ..tasks import Task
 from .accuracy import Accuracy
@@ -27,16 +28,11 @@ DESCRIPTION, WEIGHTS = "simulator.json", "simulator.safetensors"
 _ARRAYS = ("center", "scale", "change_scale", "low", "high")
 
 
-def is_simulator(path: str | Path) -> bool:
-    """Whether a folder holds a learned simulator."""
-    return (Path(path) / DESCRIPTION).is_file()
-
-
 def check_free(path: Path) -> None:
     """Refuse a place where a new simulator would mix with something else."""
     if path.is_file():
         raise UserError(f"{path} is a file; give another --out.")
-    if is_simulator(path):
+    if simulator_file(str(path)):
         raise UserError(f"{path} already holds a simulator; give another --out.")
     leftover = (WEIGHTS,)  # of a process that was killed before it wrote the description
     if path.is_dir() and any(e.name not in leftover and not atomic.is_temporary(e.name) for e in path.iterdir()):

@@ -1,0 +1,167 @@
+"""What ten minutes of old data in the buffer bring to the first episodes on the excavator.
+
+    python benchmarks/prior_data.py [--seeds 0 1 2] [--episodes 5] [--minutes 10] [--only NAME ...]
+
+Two logs are made: random motion (`firsthand simulator record`, a run folder) and a clumsy PI controller that follows
+joint references (a CSV file). Both go through the same reader as `firsthand train --data`. The variants without
+practice or with excitation show what each part of the warm start is worth. Prints a table and writes
+benchmarks/results/prior-data.json.
+"""
+
+import argparse
+import csv
+import json
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from firsthand.evaluation import evaluate
+from firsthand.logs.comma import column_names
+from firsthand.robots.registry import make_robot, make_task
+from firsthand.runs import RunFolder
+from firsthand.simulators import record
+from firsthand.training import Trainer, TrainingConfig, prior
+from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.references import quintic_blend
+from learning import rounded
+
+RESULTS = Path(__file__).parent / "results" / "prior-data.json"
+VARIANTS = {
+    "nothing": (None, True, False),
+    "random motion": ("random", True, False),
+    "clumsy PI": ("pi", True, False),
+    "random motion, policy not practised": ("random", False, False),
+    "clumsy PI, policy not practised": ("pi", False, False),
+    "random motion, first episode excited": ("random", True, True),
+}
+"""Name to (log, whether the policy practises on the model, whether the first episode is excited all the same)."""
+
+
+def random_log(folder: Path, minutes: float) -> Path:
+    task = make_task("excavator")
+    robot = make_robot("excavator", task, seed=1)
+    config = {"robot": "excavator", "control_spec": json.loads(task.spec.to_json())}
+    with RunFolder.create(folder / "random", config, provenance={}) as run:
+        for number, episode in enumerate(record(robot, minutes, seed=1), start=1):
+            run.save_episode(number, episode.arrays(), {})
+    return folder / "random"
+
+
+def pi_log(folder: Path, minutes: float) -> tuple[Path, float]:
+    """A PI controller in joint space with one gain for all joints, and no idea of dead band and dead time."""
+    task = make_task("excavator")
+    spec = task.spec
+    plant = make_robot("excavator", task).plant
+    rng = np.random.default_rng(2)
+    solo = np.asarray(spec.scales.measured_scale[4:])
+    direction = np.asarray([-1.0, 1.0, 1.0, 1.0])
+    key = jax.random.key(0)
+    steps = task.steps
+
+    @jax.jit
+    def follow(state, integral, reference):
+        def step(carry, target):
+            state, integral = carry
+            measured = plant.measure(state, key=key)
+            error = target - measured[:4]
+            integral = integral + spec.period_s * error
+            command = jnp.clip(jnp.asarray(direction / solo) * (1.5 * error + 0.3 * integral), -1.0, 1.0)
+            return (plant.step(state, command, key=key), integral), (measured, command)
+
+        return jax.lax.scan(step, (state, integral), reference)
+
+    state, integral = plant.reset(jnp.asarray(task.home)), jnp.zeros(4)
+    at = np.asarray(task.home)
+    measured, commands, errors = [], [], []
+    for _ in range(round(60 * minutes / (steps * spec.period_s))):
+        goal = task.sample_goals(rng, np.concatenate([at, np.zeros(4)]), 1)[0]
+        reference = at + quintic_blend(np.linspace(0, 1, steps))[:, None] * (goal - at)
+        (state, integral), (y, u) = follow(state, integral, jnp.asarray(reference))
+        both = np.concatenate([reference, np.zeros((steps, 4))], axis=1)
+        away = np.asarray(tracked_output(spec, np.asarray(y, float))) - np.asarray(tracked_output(spec, both))
+        errors.append(np.linalg.norm(away, axis=1).mean())
+        measured.append(np.asarray(y))
+        commands.append(np.asarray(u))
+        at = goal
+    y, u = np.concatenate(measured), np.concatenate(commands)
+    path = folder / "pi.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(column_names(spec))
+        for k in range(len(y)):
+            writer.writerow([f"{k * spec.period_s:.3f}", *map(str, y[k]), *map(str, u[k])])
+    return path, float(np.mean(errors))
+
+
+def run(log: Path | None, practised: bool, excited: bool, seed: int, episodes: int, tick) -> dict:
+    config = TrainingConfig.of("excavator", "fast", episodes=episodes, seed=seed)
+    task = config.make_task()
+    start = prior.gather(task.spec, data=[log] if log else [])
+    robot = make_robot("excavator", task, seed=seed)
+    trainer = Trainer(robot, config, prior=start)
+    errors, shapes, began = [], [], time.monotonic()
+    motion = mock.patch.object(prior.Prior, "has_seen_motion", new=not excited and bool(start.rows))
+    with mock.patch.object(prior, "POLICY_ROUNDS", prior.POLICY_ROUNDS if practised else 0), motion:
+        while trainer.episode < episodes:
+            errors.append(trainer.run_episode().metrics["tracking_error_m"])
+            shapes.append(evaluate(robot, trainer.state.policy).overall.mean_error_m)
+            tick(errors[-1])
+    return {"seed": seed, "error_m": errors, "shapes_m": shapes, "wall_s": time.monotonic() - began}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--episodes", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    options = parser.parse_args()
+    console = Console()
+    results: dict[str, list[dict]] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[error]}"), TimeRemainingColumn())
+    with tempfile.TemporaryDirectory() as name, Progress(*columns, console=console) as progress:
+        total = len(options.only) * len(options.seeds) * options.episodes
+        bar = progress.add_task("making logs", total=total, error="")
+        random = random_log(Path(name), options.minutes)
+        pi, pi_error = pi_log(Path(name), options.minutes)
+        logs = {None: None, "random": random, "pi": pi}
+        for variant in options.only:
+            log, practised, excited = VARIANTS[variant]
+
+            def tick(error: float) -> None:
+                progress.update(bar, advance=1, error=f"{100 * error:.1f} cm")
+
+            progress.update(bar, description=variant)
+            results[variant] = [
+                run(logs[log], practised, excited, seed, options.episodes, tick) for seed in options.seeds
+            ]
+    table = Table(
+        title=f"Mean error in cm (median of seeds {options.seeds}); fast preset; {options.minutes:g} min of data"
+    )
+    table.add_column("before the first episode")
+    for episode in range(1, options.episodes + 1):
+        table.add_column(f"episode {episode}", justify="right")
+    table.add_column("shapes after 1", justify="right")
+    table.add_column(f"after {options.episodes}", justify="right")
+    for variant, runs in results.items():
+        errors = 100 * np.median([r["error_m"] for r in runs], axis=0)
+        shapes = 100 * np.median([r["shapes_m"] for r in runs], axis=0)
+        table.add_row(variant, *(f"{e:.1f}" for e in errors), f"{shapes[0]:.1f}", f"{shapes[-1]:.1f}")
+    console.print(table)
+    console.print(f"The PI controller's own mean tip error: {100 * pi_error:.0f} cm.")
+    known = json.loads(RESULTS.read_text())["variants"] if RESULTS.exists() else {}
+    content = {"minutes": options.minutes, "pi_error_m": pi_error, "variants": {**known, **results}}
+    RESULTS.write_text(json.dumps(rounded(content), indent=1) + "\n")
+    console.print(f"wrote {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()

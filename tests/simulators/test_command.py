@@ -1,0 +1,140 @@
+"""From a recording to a policy on the real plant, through the command line, with a robot of the user's own."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from firsthand.cli import main
+from firsthand.training.restore import RestoredRun
+
+ROBOT = """
+from firsthand.plants import ScalarPlant
+from firsthand.robots import SimulatedRobot
+from firsthand.tasks import Task, TrackingCost
+from firsthand.tasks.base import EvaluationReference
+from firsthand_onboard import (
+    ControlSpec, Limits, PolicyShape, ReferenceSpec, Scales, SelectedOutput, StateLayout,
+)
+import numpy as np
+
+SPEC = ControlSpec(
+    robot="cart",
+    period_s=0.1,
+    layout=StateLayout(("p",), (0,), (), ("u",), command_memory=2),
+    kinematics=SelectedOutput((0,)),
+    preview=(1, 2),
+    scales=Scales((0.0,), (1.0,), (0.1,), 0.3, 0.3),
+    limits=Limits((-1.0,), (1.0,), (-3.0,), (3.0,)),
+    reference=ReferenceSpec("output", 20, (-1.0,), (1.0,)),
+    policy=PolicyShape((8,)),
+)
+
+
+class Cart:
+    def make_task(self):
+        return Task(
+            spec=SPEC,
+            cost=TrackingCost(SPEC, length_scale=1.0),
+            sample_goals=lambda rng, measured, count: rng.uniform(-1, 1, (count, 1)),
+            evaluation=lambda speed: (EvaluationReference("away", 0.1 * np.arange(12.0)[:, None], np.zeros(1)),),
+            evaluation_speed=0.3,
+            home=(0.0,),
+            trajectories=5,
+        )
+
+    def make_robot(self, task, *, payload_kg, seed):
+        return SimulatedRobot(ScalarPlant(), task, seed=seed)
+
+
+cart = Cart()
+"""
+SMALL = ("--policy-steps", "1", "--imagined", "0", "--model-steps", "5", "--episodes", "1", "--no-report")
+
+
+def call(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([str(argument) for argument in arguments])
+    return int(done.value.code or 0)
+
+
+def test_record_fit_train_evaluate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "robot.py").write_text(ROBOT)
+    robot, log = "robot.py:cart", tmp_path / "rec"
+    assert call("simulator", "record", robot, "--minutes", "3", "--out", log) == 0
+    assert call("simulator", "fit", "rec", "--out", "sim", "--steps", "200", "--rollout-steps", "0") == 0
+    said = capsys.readouterr().out
+    for words in ("after", "0.1 s", "1 s", "5 s", "p ", "tracked output", "standing"):
+        assert words in said
+    description = json.loads(Path("sim/simulator.json").read_text())
+    one, second, _ = description["accuracy"]
+    assert one["simulator"]["p"] < one["standing_still"]["p"]
+    assert second["steps"] == 10
+    assert description["data"][0]["rows"] == 1800
+    assert description["robot"] == f"{tmp_path / 'robot.py'}:cart"
+
+    assert call("train", "sim", *SMALL) == 0
+    run = tmp_path / "runs" / "sim-fast-seed0"
+    assert RestoredRun.open(run).config.robot == str(tmp_path / "sim")
+    capsys.readouterr()
+    errors = {}
+    for on in ((), ("--on", robot)):
+        assert call("evaluate", run, "--json", *on) == 0
+        errors[on] = json.loads(capsys.readouterr().out)["mean_error_m"]
+    assert errors[()] != errors["--on", robot]
+    assert call("evaluate", run, "--on", "excavator") == 2
+    assert "cannot run on excavator: kinematics." in capsys.readouterr().err
+
+    # Resuming with what a run did not start from is refused.
+    assert call("train", "sim", "--resume", "--data", log) == 2
+    assert "was started with no logs as --data" in capsys.readouterr().err
+    assert call("train", "sim", "--resume", "--init-from", run) == 2
+    assert "was started from no other run" in capsys.readouterr().err
+
+    # Logs are taken or refused before anything is begun.
+    Path("bad.csv").write_text("time,p\n0,1\n")
+    assert call("train", robot, "--out", "again", "--data", log, "bad.csv") == 2
+    assert "bad.csv has no column 'u'" in capsys.readouterr().err
+    assert not Path("again").exists()
+    assert call("train", robot, "--out", "again", "--data", log, "--init-from", run, "--init", "policy", *SMALL) == 0
+    said = capsys.readouterr().err
+    assert f"Starting with the policy of {run} after episode 1." in said
+    assert "1800" in said
+    config = RestoredRun.open("again").config
+    assert (config.data[0].taken, config.data[0].path) == (1800, str(log))
+
+    # A simulator that is fitted anew is noticed, and so is one that is gone.
+    description["control_spec"]["period_s"] = 0.05
+    Path("sim/simulator.json").write_text(json.dumps(description))
+    assert call("evaluate", run) == 2
+    assert "period_s is 0.05 there and 0.1 here" in capsys.readouterr().err
+    shutil.rmtree("sim")
+    assert call("evaluate", run) == 2
+    assert "the learned simulator in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("record", "digger", "--out", "x"), "There is no robot 'digger'"),
+        (("record", "excavator", "--out", "x", "--minutes", "0"), "minutes is 0.0, but must lie between"),
+        (("record", "excavator", "--out", "x", "--minutes", "nan"), "minutes is nan"),
+        (("fit", "--out", "x"), "needs at least one log"),
+        (("fit", "nothing", "--out", "x"), "does not say which robot it is of"),
+        (("fit", "a.csv", "--robot", "excavator", "--out", "x"), "a.csv does not exist"),
+        (("fit", "a.csv", "--robot", "excavator", "--out", "x", "--steps", "0"), "steps is 0, but must be at least 1"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("simulator", *arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())

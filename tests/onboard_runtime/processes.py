@@ -76,10 +76,27 @@ class Process:
 
 
 class Rig:
-    """A simulated machine and the onboard program in front of it."""
+    """A simulated machine and the onboard program in front of it.
 
-    def __init__(self, folder: Path, *serve: str, simulate: tuple[str, ...] = (), lock_step: bool = False) -> None:
+    Unless `strict`, every time limit is a second and more, so that a busy computer does not look like a fault.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *serve: str,
+        simulate: tuple[str, ...] = (),
+        lock_step: bool = False,
+        strict: bool = False,
+        limits: dict[str, Any] | None = None,
+    ) -> None:
         self.folder = folder
+        if not strict:
+            simulate = ("--timeout", "1.5", *simulate)
+            patience = ("--watchdog", "1.5", "--machine-option", "patience_s=5")
+            chosen = folder / "limits.json"
+            chosen.write_text(json.dumps({"command_age_s": None, **(limits or {})}))
+            serve = (*patience, "--limits", str(chosen), *serve)
         self.log = folder / "machine.jsonl"
         options = ("--lock-step",) if lock_step else ()
         listen = ("--listen", "127.0.0.1:0", "--log", str(self.log))

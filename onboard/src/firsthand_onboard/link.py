@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ipaddress
 import json
@@ -153,6 +154,7 @@ class ClientEnd:
         self._incoming = self._zenoh.declare_subscriber(FROM_ROBOT_KEY, self._arrived)
         self._outgoing = self._zenoh.declare_publisher(TO_ROBOT_KEY)
         self._leasing: threading.Event | None = None
+        atexit.register(self.close)  # a session that is still open when Python ends would hang it
         self.others: list[Message] = []
         """What came without being an answer to a question: trajectories."""
 
@@ -234,6 +236,7 @@ class ClientEnd:
 
     def close(self) -> None:
         """Leave the network."""
+        atexit.unregister(self.close)
         self.drop_lease()
         with contextlib.suppress(zenoh.ZError):
             self._zenoh.close()

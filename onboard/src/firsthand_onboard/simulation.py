@@ -71,19 +71,19 @@ def parse_address(text: str) -> tuple[str, int]:
 class UdpMachine:
     """A machine behind UDP. In lock-step its time passes only in `write`."""
 
-    def __init__(self, address: str, patience_s: float | str = 2.0) -> None:
+    def __init__(self, address: str, patience_s: float | str | None = None) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.connect(parse_address(address))
         self._number = 0
-        self._patience = float(patience_s)
+        self._patience = 2.0 if patience_s is None else float(patience_s)
         described = json.loads(self._ask(DESCRIBE, text=True))
         self.spec = ControlSpec.from_json(json.dumps(described["spec"]))
         self.neutral_command = np.asarray(described["neutral"], np.float32)
         self.directions = described["directions"]
         self.lock_step = bool(described["lock_step"])
         self._answer: np.ndarray | None = None
-        # A read that takes longer than this has missed its period anyway.
-        self._patience = float(patience_s) if self.lock_step else 0.5 * self.spec.period_s
+        if patience_s is None and not self.lock_step:
+            self._patience = 0.5 * self.spec.period_s  # a read that takes longer has missed its period anyway
 
     def read(self) -> np.ndarray:
         """What the machine measures now."""

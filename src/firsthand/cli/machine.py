@@ -1,5 +1,6 @@
 """`firsthand machine`."""
 
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +48,6 @@ class Machine:
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} is {getattr(self, name)}, but must be a positive number.")
         try:
-            return run_plant(make_plant(self.robot, payload_kg=self.payload, seed=self.seed), self)
+            return run_plant(make_plant(self.robot, payload_kg=self.payload, seed=self.seed), Namespace(**vars(self)))
         except SpecError as error:
             raise UserError(f"{error}.") from None

@@ -137,6 +137,7 @@ class Train:
 
     def _open(self, path: Path):
         """The run to resume and its configuration, after checking that what was given fits it."""
+        from ..robots.address import is_address
         from ..robots.user_file import absolute_name, short_name
         from ..runs import RunFolder
         from ..training import TrainingConfig, preset
@@ -169,7 +170,8 @@ class Train:
                 **self._given(("preset", "seed")),
             )
             # A robot file may move and change; what matters of it is in the control specification.
-            ignore = ("episodes", "robot_file", "robot") if stored.robot_file and moved else ("episodes",)
+            may_move = moved and (stored.robot_file or is_address(robot))
+            ignore = ("episodes", "robot_file", "robot") if may_move else ("episodes",)
             run.check_same_config(wanted.as_dict(), ignore=ignore)
         except BaseException:
             run.close()

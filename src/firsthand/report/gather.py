@@ -10,6 +10,8 @@ from typing import Any
 from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..models import Policy
+from ..robots import AbstractRobot
+from ..robots.onboard import OnboardRobot
 from ..training.presets import PRESETS
 from ..training.restore import RestoredRun
 from .data import History, PathPanel, TimeSeries
@@ -64,7 +66,8 @@ def gather(path: Path) -> RunReport:
         raise UserError(f"{path} has no finished episode yet, so there is nothing to report.")
     chosen = first_middle_last(stored)
     robot, spec = restored.robot(), restored.task.spec
-    policies = [(f"episode {episode}", restored.policy(episode)) for episode in chosen[:2]]
+    earlier = chosen[:2] if can_go_back(robot) else []  # a machine does not run its first policy again for a picture
+    policies = [(f"episode {episode}", restored.policy(episode)) for episode in earlier]
     evaluations = [(name, evaluate(robot, policy)) for name, policy in [*policies, kept(restored, stored[-1])]]
     evaluation = evaluations[-1][1]
     shapes = tuple(
@@ -80,6 +83,11 @@ def gather(path: Path) -> RunReport:
         series=TimeSeries.of(evaluation.references[0].name, spec, evaluation.records[0]),
         oracle=_oracle(restored),
     )
+
+
+def can_go_back(robot: AbstractRobot) -> bool:
+    """Whether a policy that was bad can be run again without harm: not on a machine that is no simulation."""
+    return not isinstance(robot, OnboardRobot) or robot.can_reset
 
 
 def first_middle_last(episodes: list[int]) -> list[int]:

@@ -7,8 +7,9 @@ arrive, and starts over where a link, a trainer or an onboard program was lost.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +26,8 @@ from .onboard import Arrays, OnboardRobot, policy_layers
 
 PATIENCE_S = 600.0
 """How long an unreachable or faulty robot is waited for."""
+FIND_S = 5.0
+"""How long an address is tried when it is first named."""
 CERTIFICATES = "FIRSTHAND_CERTIFICATES"
 """Environment variable with the folder of certificates, for tls addresses."""
 
@@ -64,14 +67,28 @@ class RemoteSource:
 
     def _ask_spec(self) -> ControlSpec:
         try:
-            client = ClientEnd(self.address, security(), run="find")
-            spec = ControlSpec.from_json(str(client.hello().body["spec"]))
-            client.close()
-            return spec
+            return self._patiently(self._hello_spec)
         except (LinkError, SpecError) as error:
             raise UserError(
                 f"No robot can be reached: {error}; start one there with firsthand-onboard serve."
             ) from None
+
+    def _hello_spec(self) -> ControlSpec:
+        client = ClientEnd(self.address, security(), run="find")
+        try:
+            return ControlSpec.from_json(str(client.hello().body["spec"]))
+        finally:
+            client.close()
+
+    def _patiently(self, attempt: Callable[[], ControlSpec]) -> ControlSpec:
+        deadline = time.monotonic() + FIND_S
+        while True:
+            try:
+                return attempt()
+            except LinkError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def make_task(self) -> Task:
         """The task of the robot that is there, or of the one that was named."""
@@ -86,6 +103,29 @@ class RemoteSource:
                 f"payload is {payload_kg} kg, but the load of a robot across the network is what it carries."
             )
         return RemoteRobot(self.address, task, run=f"seed{seed}-{identity()[:8]}")
+
+
+@dataclass
+class Connection:
+    """This process's one connection to an address: all its robots there share a session and its lease."""
+
+    client: ClientEnd
+    about: Mapping[str, Any]
+    """The robot's answer to hello."""
+    known_policy: str = ""
+    """Digest of the policy that the robot was sent last."""
+
+
+_CONNECTIONS: dict[str, Connection] = {}
+
+
+def disconnect(address: str) -> None:
+    """Give the lease back and leave."""
+    connection = _CONNECTIONS.pop(address, None)
+    if connection is not None:
+        with contextlib.suppress(LinkError):
+            connection.client.ask("release", patience_s=0.5, tries=1)
+        connection.client.close()
 
 
 class RemoteRobot(OnboardRobot):
@@ -104,8 +144,6 @@ class RemoteRobot(OnboardRobot):
         self.arrived: Callable[[int, Arrays], None] | None = None
         """Called with the index and the arrays of each trajectory as it arrives, while the robot still moves."""
         self._say_to = say
-        self._client: ClientEnd | None = None
-        self._known_policy = ""
         self._trouble: float | None = None
         self._said = ""
 
@@ -126,22 +164,10 @@ class RemoteRobot(OnboardRobot):
         """Ask, collect, and ask again from the start when it was interrupted."""
         return self._until_it_works(lambda: self._attempt(kind, policy, arrays, count))
 
-    def close(self) -> None:
-        """Give the lease back and leave."""
-        if self._client is not None:
-            with contextlib.suppress(LinkError):
-                self._client.ask("release", patience_s=0.5, tries=1)
-            self._client.close()
-            self._client = None
-
     @property
     def can_reset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the machine is a simulation that can be put somewhere."""
-        return self._until_it_works(lambda: bool(self._hello().get("can_reset")))
-
-    def _hello(self):
-        self._connect()
-        return self._about
+        return self._until_it_works(lambda: bool(self._connect().about["can_reset"]))
 
     def _attempt(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
         client = self._arm()
@@ -189,14 +215,15 @@ class RemoteRobot(OnboardRobot):
         for i, (weight, bias) in enumerate(policy_layers(policy)):
             arrays[f"policy.{i}.weight"], arrays[f"policy.{i}.bias"] = weight, bias
         digest = policy_digest(arrays)
-        if digest != self._known_policy:
+        connection = self._connect()
+        if digest != connection.known_policy:
             self._ask("policy", {"spec": self.task.spec.digest(), "digest": digest}, arrays)
-            self._known_policy = digest
+            connection.known_policy = digest
         return digest
 
     def _arm(self) -> ClientEnd:
         """Connected, without a fault, and with the lease in our hands."""
-        client = self._connect()
+        connection = self._connect()
         status = self._ask("status").body
         if status["state"] == "fault":
             raise Interrupted(
@@ -205,17 +232,18 @@ class RemoteRobot(OnboardRobot):
             )
         if not status["yours"]:
             self._ask("arm")
-            client.keep_lease(float(self._about["lease_s"]) / 4)
-        return client
+            connection.client.keep_lease(float(connection.about["lease_s"]) / 4)
+        return connection.client
 
-    def _connect(self) -> ClientEnd:
-        if self._client is not None:
-            return self._client
+    def _connect(self) -> Connection:
+        known = _CONNECTIONS.get(self.address)
+        if known is not None:
+            return known
         client = ClientEnd(self.address, security(), run=self.run)
         try:
-            self._about = client.hello().body
-            theirs, ours = ControlSpec.from_json(str(self._about["spec"])), self.task.spec
-        except (LinkError, SpecError, KeyError):
+            about = client.hello().body
+            theirs, ours = ControlSpec.from_json(str(about["spec"])), self.task.spec
+        except (LinkError, SpecError):
             client.close()
             raise
         if theirs.digest() != ours.digest():
@@ -224,11 +252,11 @@ class RemoteRobot(OnboardRobot):
                 f"The robot at {self.address} has another control specification ({theirs.robot}, "
                 f"{theirs.digest()[:8]}) than the task here ({ours.robot}, {ours.digest()[:8]}); give both the same."
             )
-        self._client, self._known_policy = client, ""
-        return client
+        connection = _CONNECTIONS[self.address] = Connection(client, about)
+        return connection
 
     def _ask(self, kind: str, body=None, arrays: Arrays | None = None) -> Message:
-        answer = self._connect().ask(kind, body, arrays)
+        answer = self._connect().client.ask(kind, body, arrays)
         if answer.kind == "refused":
             raise Interrupted(str(answer.body.get("why")))
         return answer
@@ -238,9 +266,8 @@ class RemoteRobot(OnboardRobot):
             try:
                 result = attempt()
             except (LinkError, Interrupted) as error:
-                if isinstance(error, LinkError) and self._client is not None:
-                    self._client.close()
-                    self._client = None
+                if isinstance(error, LinkError) and self.address in _CONNECTIONS:
+                    _CONNECTIONS.pop(self.address).client.close()
                 now = time.monotonic()
                 self._trouble = self._trouble or now
                 if now - self._trouble > self.patience_s:

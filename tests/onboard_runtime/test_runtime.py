@@ -1,0 +1,273 @@
+"""The onboard program, its watchdog and a toy machine as real processes; faults are real signals.
+
+How fast things happen is measured by `make soak`, which runs the same scenes many times; here they must happen at all.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from firsthand_onboard.link import ClientEnd, LinkError, check_address
+from firsthand_onboard.spec import SpecError
+from firsthand_onboard.toy import toy_spec
+
+from .processes import Rig, begin, free_port, random_policy, rig, send_policy, wait_for
+
+SPEC = toy_spec()
+FAST = {"simulate": ("--speed", "4")}
+GOALS = np.tile(np.asarray([[0.8, -0.8], [-0.8, 0.8]], np.float32), (500, 1))
+"""Minutes of motion: every test interrupts it."""
+
+
+def finished(client: ClientEnd) -> dict:
+    """The status once the job is over."""
+    return wait_for(lambda: (s := client.ask("status").body)["job"] and s["job"]["ended"] and s, "end of the job")
+
+
+def silent(made: Rig) -> None:
+    """The machine stands in neutral and stays there."""
+    wait_for(lambda: not made.moving(), "neutral")
+    count = len(made.lines())
+    wait_for(lambda: len(made.lines()) > count + 20, "time to pass")
+    assert not any(any(line["command"]) for line in made.lines()[count:])
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory):
+    """A rig that tests of peaceful things share."""
+    with rig(tmp_path_factory.mktemp("rig"), "--speed", "4", "--lease", "2", **FAST) as made:
+        yield made
+
+
+def test_an_episode_comes_back_as_it_was_applied(running):
+    client = running.client()
+    begin(client, SPEC, "peaceful", GOALS[:2])
+    status = finished(client)
+    assert status["job"] == {"name": "peaceful", "ended": "done", "count": 2}
+    wait_for(lambda: client.next(0.1) is None and len(client.others) == 2, "both trajectories")
+    first, second = (message.arrays for message in client.others)
+    assert first["valid"].all()
+    np.testing.assert_array_equal(first["measured"][-1], second["measured"][0])  # it starts where the last one ended
+    applied = {tuple(np.float32(c) for c in line["command"]) for line in running.lines()}
+    # The machine has a clock of its own and may miss commands or see one twice; it saw nothing but these.
+    sent = {tuple(command) for message in (first, second) for command in message["commands"]}
+    assert len(applied & sent) > 10
+    assert applied <= sent | {(0.0, 0.0)}
+    client.ask("release")
+    client.close()
+
+
+def test_stop_works_in_every_state_and_twice(running):
+    client, other = running.client(), running.client("somebody else")
+    for _ in range(2):
+        assert other.ask("stop").body["state"] == "idle"
+    assert client.ask("arm").body["state"] == "armed"
+    assert other.ask("stop").body["state"] == "idle"
+    begin(client, SPEC, "to be stopped", GOALS)
+    wait_for(running.moving, "motion")
+    for _ in range(2):
+        other.ask("stop")
+    assert finished(client)["job"]["ended"] == "stopped"
+    assert client.ask("status").body["state"] == "idle"
+    silent(running)
+    client.close()
+    other.close()
+
+
+def test_what_is_not_allowed_is_refused_and_changes_nothing(running):
+    client, other = running.client(), running.client("other")
+    goals = {"goals": GOALS[:1]}
+    assert "idle" in client.ask("job", {"name": "x", "kind": "visit", "policy": ""}, goals).body["why"]
+    client.ask("arm")
+    client.keep_lease(0.2)
+    assert "another trainer" in other.ask("arm").body["why"]
+    assert "do not hold" in other.ask("job", {"name": "x", "kind": "visit", "policy": ""}, goals).body["why"]
+    for body, arrays, word in (
+        ({"name": "x", "kind": "visit", "policy": "unknown"}, goals, "send it first"),
+        ({"name": "x", "kind": "dance"}, goals, "unknown"),
+        ({"name": "", "kind": "visit"}, goals, "name"),
+        ({"name": "x", "kind": "visit", "authority": 2.0}, goals, "authority"),
+        ({"name": "x", "kind": "visit", "authority": True}, goals, "authority"),
+        ({"name": "x", "kind": "visit"}, {}, "goals"),
+        ({"name": "x", "kind": "visit"}, {"goals": np.full((1, 2), np.nan)}, "goals"),
+        ({"name": "x", "kind": "visit"}, {"goals": np.zeros((1, 3))}, "goals"),
+        ({"name": "x", "kind": "play"}, {"commands": np.zeros((0, 2))}, "steps"),
+        ({"name": "x", "kind": "play"}, {"commands": np.zeros((5, 2)), "extra": np.zeros(1)}, "extra"),
+    ):
+        answer = client.ask("job", body, arrays)
+        assert (answer.kind, answer.body["state"]) == ("refused", "armed")
+        assert word in answer.body["why"]
+    weights = random_policy(SPEC)
+    for spec, digest, arrays, word in (
+        ("other", "", weights, "specification"),
+        (SPEC.digest(), "wrong", weights, "digest"),
+    ):
+        assert word in client.ask("policy", {"spec": spec, "digest": digest}, arrays).body["why"]
+    bad = {**weights, "policy.0.bias": np.full(32, np.nan, np.float32)}
+    with pytest.raises(AssertionError, match="not finite"):
+        send_policy(client, SPEC, bad)
+    assert "no fault" in client.ask("acknowledge", {"number": 1}).body["why"]
+    assert client.ask("fetch", {"job": "nobody's", "index": 0}).kind == "refused"
+    client.ask("release")
+    client.close()
+    other.close()
+
+
+@pytest.mark.parametrize("on_lost", ["finish", "stop"])
+def test_a_lost_lease_ends_the_motion_and_nothing_moves_again_by_itself(tmp_path, on_lost):
+    with rig(tmp_path, "--speed", "4", "--lease", "0.3", "--on-lost", on_lost, **FAST) as made:
+        client = made.client()
+        begin(client, SPEC, "cut", GOALS)
+        wait_for(made.moving, "motion")
+        client.close()  # the link is cut
+        wait_for(lambda: not made.moving(), "neutral")
+        again = made.client()
+        job = finished(again)["job"]
+        assert job["ended"] == "the lease ran out"
+        assert again.ask("fetch", {"job": "cut", "index": job["count"] - 1}).kind == "reply"
+        last = again.others[-1]
+        assert last.body["ended"] == ("done" if on_lost == "finish" else "the lease ran out")
+        again.keep_lease(0.05)  # a link that is back is no permission
+        silent(made)
+        begin(again, SPEC, "armed again", GOALS)
+        wait_for(made.moving, "motion after arming again")
+        again.close()
+
+
+def test_only_the_operator_may_arm_again_if_so_configured(tmp_path):
+    with rig(tmp_path, "--speed", "4", "--lease", "0.3", "--rearm", "operator", "--on-lost", "stop", **FAST) as made:
+        client = made.client()
+        begin(client, SPEC, "cut", GOALS)
+        wait_for(made.moving, "motion")
+        client.close()
+        again = made.client()
+        wait_for(lambda: again.ask("status").body["state"] == "fault", "the latch")
+        assert "operator" in again.ask("arm").body["why"]
+        operator(made, "acknowledge")
+        assert again.ask("arm").kind == "reply"
+        again.close()
+
+
+def operator(made: Rig, command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "firsthand_onboard", command, made.address],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_fault_latches_over_a_restart_until_it_is_acknowledged(tmp_path):
+    latch = tmp_path / "fault.json"
+    with rig(tmp_path, "--latch", str(latch), "--speed", "4", limits={"tracking_error": 0.05}, **FAST) as made:
+        client = made.client()
+        begin(client, SPEC, "far off", GOALS)
+        status = finished(client)
+        assert status["state"] == "fault"
+        assert "tracking error" in status["fault"]
+        assert client.ask("arm").kind == "refused"
+        assert client.ask("acknowledge", {"number": status["fault_number"] + 1}).kind == "refused"
+        client.close()
+        made.onboard.end()
+        made.start()
+        client = made.client()
+        assert client.ask("arm").kind == "refused"
+        silent(made)
+        assert "tracking error" in operator(made, "status")
+        operator(made, "acknowledge")
+        assert not latch.exists()
+        assert client.ask("arm").kind == "reply"
+        client.close()
+
+
+SCENES = {
+    "loop killed": ("onboard", signal.SIGKILL),
+    "loop frozen": ("onboard", signal.SIGSTOP),
+    "watchdog killed": ("watchdog", signal.SIGKILL),
+    "watchdog frozen": ("watchdog", signal.SIGSTOP),
+}
+
+
+@pytest.mark.parametrize("timeout", ["1.5", "1000"], ids=["machine with a timeout", "machine without one"])
+@pytest.mark.parametrize("scene", SCENES)
+def test_whichever_process_dies_or_hangs_the_machine_ends_in_neutral(tmp_path, scene, timeout):
+    who, number = SCENES[scene]
+    with rig(tmp_path, simulate=("--timeout", timeout)) as made:
+        client = made.client()
+        begin(client, SPEC, "fault", GOALS)
+        wait_for(made.moving, "motion")
+        os.kill(made.onboard.pid if who == "onboard" else made.watchdog_pid, number)
+        wait_for(lambda: not made.moving(), "neutral")
+        if scene == "loop frozen":
+            made.onboard.signal(signal.SIGCONT)
+        if scene == "loop killed":
+            made.onboard.popen.wait()
+            made.start()
+            client.close()
+            client = made.client()
+            assert client.ask("status").body["state"] == "idle"
+        else:
+            wait_for(lambda: client.ask("status").body["state"] == "fault", "the fault")
+            silent(made)
+            operator(made, "acknowledge")
+        begin(client, SPEC, "after it", GOALS)
+        wait_for(made.moving, "motion after the fault was acknowledged")
+        client.close()
+
+
+def test_a_machine_that_disappears_is_a_fault(tmp_path):
+    with rig(tmp_path) as made:
+        client = made.client()
+        begin(client, SPEC, "gone", GOALS)
+        wait_for(made.moving, "motion")
+        made.machine.signal(signal.SIGKILL)
+        status = finished(client)
+        assert status["state"] == "fault"
+        assert "does not answer" in status["fault"]
+        assert operator_fails(made)
+        client.close()
+
+
+def operator_fails(made: Rig) -> bool:
+    command = [sys.executable, "-m", "firsthand_onboard", "acknowledge", made.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode == 2 and "came back" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--machine", "nothing"), "module:Class"),
+        (("--machine", "firsthand_onboard.toy:Nothing"), "cannot be loaded"),
+        (("--machine", "firsthand_onboard.toy:Toy", "--listen", "tcp/0.0.0.0:7447"), "leaves this computer"),
+        (("--machine", "firsthand_onboard.toy:Toy", "--listen", "tls/0.0.0.0:7447"), "certificates"),
+        (("--machine", "firsthand_onboard.toy:Toy", "--lease", "0"), "lease"),
+        (("--machine", "firsthand_onboard.toy:Toy", "--speed", "0"), "speed"),
+    ],
+)
+def test_mistakes_get_one_sentence(arguments, word):
+    command = [sys.executable, "-m", "firsthand_onboard", "serve", "--priority", "0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_addresses():
+    for good in ("tcp/127.0.0.1:1", "tcp/localhost:7447", "tcp/[::1]:7447"):
+        check_address(good, None)
+    for bad in ("udp/127.0.0.1:1", "tcp/127.0.0.1", "tcp/192.168.0.2:7447", "tcp/robot:7447", "tls/127.0.0.1:1", ""):
+        with pytest.raises(SpecError):
+            check_address(bad, None)
+
+
+def test_nobody_there():
+    with pytest.raises(LinkError):
+        ClientEnd(f"tcp/127.0.0.1:{free_port()}")

@@ -1,11 +1,15 @@
 """`firsthand characterize`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from ..errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from ..plants.excavator.characterize import Row
 
 
 @dataclass(frozen=True)
@@ -13,11 +17,11 @@ class Characterize:
     """Print a simulated robot's responses beside the facts it was built to."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
-    """excavator (both fidelities), or excavator-pressure, excavator-flow for one of them."""
+    """excavator (both fidelities), excavator-pressure or excavator-flow for one of them, or soft-arm."""
 
     def run(self) -> int:
         """Measure and print; exit code 1 when a response is outside its range."""
-        known = ("excavator", "excavator-flow", "excavator-pressure")
+        known = ("excavator", "excavator-flow", "excavator-pressure", "soft-arm")
         if self.robot not in known:
             raise UserError(
                 f"There is no robot {self.robot!r} to characterize{suggest(self.robot, known)}; "
@@ -26,17 +30,12 @@ class Characterize:
         from rich.console import Console
         from rich.table import Table
 
-        from ..plants.excavator import ExcavatorFlow, ExcavatorPressure
-        from ..plants.excavator.characterize import characterize
-
-        plants = {"excavator-flow": ExcavatorFlow, "excavator-pressure": ExcavatorPressure}
-        wanted = plants if self.robot == "excavator" else {self.robot: plants[self.robot]}
         console, failed = Console(), 0
         columns = {}
         with console.status("measuring responses …") as status:
-            for name, plant in wanted.items():
+            for name, measure in _measurements(self.robot).items():
                 status.update(f"measuring responses of {name} (about 20 s) …")
-                columns[name] = characterize(plant())
+                columns[name] = measure()
         table = Table(title="Responses beside the facts (S: read in a source, M: measured on a model, E: estimate)")
         for heading in ("response", "unit", "fact", "source"):
             table.add_column(heading)
@@ -52,3 +51,20 @@ class Characterize:
         console.print(table)
         console.print(f"{failed} outside its range" if failed else "all inside their ranges")
         return 1 if failed else 0
+
+
+def _measurements(robot: str) -> "dict[str, Callable[[], list[Row]]]":
+    """What measures the responses of each plant that `robot` means."""
+    if robot == "soft-arm":
+        from ..plants.soft_arm import SoftArm
+        from ..plants.soft_arm.characterize import characterize as characterize_soft_arm
+
+        return {robot: lambda: characterize_soft_arm(SoftArm())}
+    from ..plants.excavator import ExcavatorFlow, ExcavatorPressure
+    from ..plants.excavator.characterize import characterize
+
+    plants = {
+        "excavator-flow": lambda: characterize(ExcavatorFlow()),
+        "excavator-pressure": lambda: characterize(ExcavatorPressure()),
+    }
+    return plants if robot == "excavator" else {robot: plants[robot]}

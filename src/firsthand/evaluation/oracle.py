@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from firsthand_onboard import SelectedOutput
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.references import build_reference
 
@@ -69,19 +70,42 @@ def fingerprint(plant: AbstractPlant, task: Task, budget: OracleBudget) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
+CHAINED = 3
+"""Trajectories in a row for a robot whose goals are no configurations: it can only start at home."""
+
+
 def reference_pool(task: Task, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Start positions `(count, positions)` and the references from them, drawn as in training."""
+    """Start positions `(count, positions)` and the references from them, drawn as in training.
+
+    Where goals are configurations, every reference starts in the last one's goal. Where they are points of the tracked
+    output, nobody knows the configuration there: every reference starts at home and is a chain of several.
+    """
     spec = task.spec
     position = np.asarray(task.home, float)
     starts, references = [], []
     for _ in range(count):
         measured = np.zeros(spec.layout.num_measured)
         measured[list(spec.layout.position)] = position
-        goal = task.sample_goals(rng, measured, 1)[0]
         starts.append(position)
-        references.append(build_reference(spec, measured, goal))
-        position = goal if spec.reference.space == "position" else position
+        if isinstance(spec.kinematics, SelectedOutput):
+            references.append(_chained(task, measured, rng))
+        else:
+            goal = task.sample_goals(rng, measured, 1)[0]
+            references.append(build_reference(spec, measured, goal))
+            position = goal if spec.reference.space == "position" else position
     return np.stack(starts).astype(np.float32), np.stack(references).astype(np.float32)
+
+
+def _chained(task: Task, measured: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A reference of `CHAINED` trajectories, each as if the last goal had been reached."""
+    assert isinstance(task.spec.kinematics, SelectedOutput)
+    tracked, parts = list(task.spec.kinematics.indices), []
+    measured = measured.copy()
+    for goal in task.sample_goals(rng, measured, CHAINED):
+        points = np.asarray(build_reference(task.spec, measured, goal))
+        parts.append(points[: task.steps])
+        measured[tracked] = points[task.steps]
+    return np.concatenate([*parts, points[task.steps :]])
 
 
 def train_oracle(
@@ -117,7 +141,7 @@ def train_oracle(
                 return next_state(spec.layout, state, command, following), state
 
             _, states = jax.lax.scan(shift, first, (commands, measured[1:]))
-            return jax.vmap(task.cost)(states, commands, points[: task.steps]).mean()
+            return jax.vmap(task.cost)(states, commands, points[: len(commands)]).mean()
 
         return jax.vmap(one)(starts, references).mean()
 

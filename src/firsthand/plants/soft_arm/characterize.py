@@ -6,17 +6,19 @@ How each figure is taken:
 - *stiffness*: moment per bend of one segment with the motors locked and the other segments held, gravity not counted;
   *softest direction*: least eigenvalue of the same with all segments free and gravity counted. Below zero it buckles;
 - *mode, ζ*: eigenvalues of the upright arm, linearised without cable friction; each mode exists in x and in y;
-- *creep*: a step that holds the tip at 0.17 m, a − b exp(−t/τ) fitted to the tip's way from 1.5 to 30 s: share b/a, time τ;
-- *open loop*: commands that hold the tip on a circle, played in 12.6 s per turn without looking, scaled by one number so
-  that the empty arm draws the circle of 100 mm at its size; the radial error's root mean square over the circles of 80,
-  100 and 120 mm;
-- *hysteresis*: where the tip is at zero command, coming slowly from one side and from the other;
+- *creep*: a step that holds the tip at 0.17 m, a − b exp(−t/τ) fitted to the tip's way from 1.5 to 30 s: share b/a,
+  time τ;
+- *open loop*: commands that hold the tip on a circle, played in 12.6 s per turn without looking, scaled by one number
+  so that the empty arm draws the circle of 100 mm at its size; root mean square of the radial error over the circles
+  of 80, 100 and 120 mm;
+- *hysteresis*: where the tip is at zero command, coming from 0.17 m on one side in 5 s and then from the other side;
+  creep has its part in it;
 - *tension left*: of a cable that slides, behind 90° of wrap;
 - *command for …*: the largest command that holds the tip there, over 24 directions, segments bent alike.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -43,13 +45,13 @@ LOAD_KG = 0.05
 class Response(NamedTuple):
     """What happened after each command, `(runs, steps, …)`."""
 
-    bends: np.ndarray
-    motors: np.ndarray
-    slip: np.ndarray
-    tension: np.ndarray
-    ends: np.ndarray
+    bends: Any
+    motors: Any
+    slip: Any
+    tension: Any
+    ends: Any
     """Where the segment ends really are."""
-    seen: np.ndarray
+    seen: Any
     """What the motion capture would say without noise."""
 
 
@@ -164,11 +166,13 @@ def _statics(plant: SoftArm) -> Iterator[Row]:
     p = plant.parameters
     yield Row("height, upright", "m", 0.8, 1.1, straight(p.length_m)[-1], "E")
     yield Row("stiffness of a helicoid alone", "N m/rad", 0.19, 2.0, p.helicoid_stiffness, "S")
-    bare = np.asarray(_stiffness(plant, 0.0, 0.0))
+    bare = np.asarray(_stiffness(plant, jnp.zeros(()), jnp.zeros(())))
     for j, name in enumerate(("lower", "middle", "upper")):
         yield Row(f"stiffness, {name} segment", "N m/rad", 2.0, 8.0, float(bare[2 * j, 2 * j]), "E")
     for name, load in (("empty", 0.0), ("50 g", LOAD_KG)):
-        least = float(np.linalg.eigvalsh(np.asarray(_stiffness(plant, load, 1.0), np.float64)).min())
+        least = float(
+            np.linalg.eigvalsh(np.asarray(_stiffness(plant, jnp.asarray(load), jnp.ones(())), np.float64)).min()
+        )
         yield Row(f"softest direction against gravity, {name}", "N m/rad", 0.05, 8.0, least, "E")
     dt = 1e-4
     values = np.linalg.eigvals((np.asarray(_flow(plant, dt), np.float64) - np.eye(12)) / dt)
@@ -223,7 +227,7 @@ def _dynamics(plant: SoftArm) -> Iterator[Row]:
     yield Row("creep, share", "", 0.10, 0.15, share, "E")
     yield Row("creep, time", "s", 2.0, 5.0, time, "E")
     width = 1e3 * abs(response.ends[1, 200, 6] - response.ends[1, 400, 6])
-    yield Row("hysteresis of the tip at zero command", "mm", 1.0, 40.0, float(width), "E")
+    yield Row("hysteresis of the tip at zero command", "mm", 5.0, 50.0, float(width), "E")
     sliding = float(np.abs(response.slip[1, :100]).max())
     left = float(np.exp(-plant.parameters.friction * sliding * np.pi / 2))
     yield Row("tension left behind 90° of wrap", "", np.exp(-0.2 * np.pi / 2), np.exp(-0.1 * np.pi / 2), left, "S")

@@ -32,7 +32,7 @@ def _slope(coefficients: tuple[float, ...]) -> tuple[float, ...]:
 def series(coefficients: np.ndarray, s: Float[Array, " arcs"]) -> Float[Array, "functions arcs"]:
     """Σ coefficients[:, k] sᵏ by Horner's rule, one row per function."""
     columns = np.asarray(coefficients)[:, :, None]
-    total = columns[:, -1] + jnp.zeros_like(s)
+    total = jnp.asarray(columns[:, -1]) + jnp.zeros_like(s)
     for k in range(columns.shape[1] - 2, -1, -1):
         total = total * s + columns[:, k]
     return total

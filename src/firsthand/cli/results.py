@@ -14,7 +14,7 @@ from ..cache import cache_folder
 from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..evaluation.oracle import OracleBudget, store_oracle, train_oracle
-from ..evaluation.published import PAPER_TABLE_1
+from ..evaluation.published import published
 from ..robots import SimulatedRobot
 from ..training.display import say
 from ..training.prior import Prior
@@ -41,19 +41,12 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
             f"{m.command_change:.4f}",
             str(m.limit_hits),
         )
-    if restored.config.robot.startswith("excavator"):
+    others = published(restored.config.robot)
+    if others:
         table.add_section()
-        for name, (v_avg, v_max, mean, largest, rho) in PAPER_TABLE_1.items():
-            table.add_row(
-                f"[dim]{name}[/dim]",
-                f"{100 * v_avg:.1f}",
-                f"{100 * v_max:.1f}",
-                f"{100 * mean:.2f}",
-                f"{100 * largest:.1f}",
-                f"{rho:.2f}",
-                "",
-                "",
-            )
+    for name, (v_avg, v_max, mean, largest, rho) in others.items():
+        known = (f"{100 * v_avg:.1f}", f"{100 * v_max:.1f}", f"{100 * mean:.2f}", f"{100 * largest:.1f}", f"{rho:.2f}")
+        table.add_row(f"[dim]{name}[/dim]", *(text.replace("nan", "") for text in known), "", "")
     console = Console()
     console.print(table)
     if oracle is not None:

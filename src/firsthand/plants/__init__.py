@@ -6,3 +6,4 @@ from .check import PlantReport as PlantReport
 from .check import check_plant as check_plant
 from .probes import DelayedDoubleIntegrator as DelayedDoubleIntegrator
 from .probes import ScalarPlant as ScalarPlant
+from .soft_arm import SoftArm as SoftArm

@@ -114,7 +114,7 @@ class PathAxes:
         """x and z for an arm in the vertical plane, otherwise what is measured; one output is drawn over time."""
         if isinstance(spec.kinematics, PlanarChain):
             return PathAxes(("x (m)", "z (m)"), equal=True)
-        names = [spec.layout.measured[i] for i in spec.kinematics.indices]
+        names = [spec.layout.measured[i].replace(".", " ") for i in spec.kinematics.indices]
         if len(names) == 1:
             return PathAxes(("time (s)", f"{names[0]} (m)"), equal=False)
         return PathAxes((f"{names[0]} (m)", f"{names[1]} (m)"), equal=True)
@@ -147,7 +147,7 @@ class TimeSeries:
     commands: tuple[Channel, ...]
     """Per command channel."""
     positions: tuple[Channel, ...]
-    """Per joint."""
+    """Per measured position."""
 
     @staticmethod
     def of(title: str, spec: ControlSpec, record: EpisodeRecord) -> "TimeSeries":
@@ -174,5 +174,5 @@ class TimeSeries:
 def _position_name(spec: ControlSpec, i: int) -> str:
     name = spec.layout.measured[spec.layout.position[i]].removesuffix(".position")
     if not isinstance(spec.kinematics, PlanarChain):
-        return name
+        return name.replace(".", " ")
     return f"{name} ({'rad' if spec.kinematics.joints[i].kind == 'revolute' else 'm'})"

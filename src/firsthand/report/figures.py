@@ -215,7 +215,7 @@ def _height(limits: np.ndarray) -> float:
 
 @styled
 def time_series(series: TimeSeries) -> Figure:
-    """Error, commands and joint positions of one trajectory, with the limits of commands and joints."""
+    """Error, commands and positions of one trajectory, with their limits."""
     rows = max(len(series.commands), len(series.positions))
     figure = Figure(figsize=(7.6, 2.4 + 1.35 * rows), layout="constrained")
     grid = figure.add_gridspec(rows + 1, 2, height_ratios=[1.35, *([1.0] * rows)])
@@ -225,7 +225,7 @@ def time_series(series: TimeSeries) -> Figure:
     error.set_ylabel("error (cm)")
     error.set_ylim(bottom=0)
     error.set_title(f"{series.title}: tracking error (dotted: its mean)", loc="left")
-    for column, (title, channels) in enumerate((("Commands", series.commands), ("Joint positions", series.positions))):
+    for column, (title, channels) in enumerate((("Commands", series.commands), ("Positions", series.positions))):
         for row, channel in enumerate(channels):
             axes = figure.add_subplot(grid[row + 1, column], sharex=error)
             _channel(axes, series.time, channel, PALETTE[0] if column == 0 else PALETTE[2])
@@ -298,7 +298,7 @@ def health(
     logarithmic(axes[0, 1], "Step norm", "step_norm", step_bound, "bound η/(2√ε)")
     counts(axes[1, 0], "Policy steps taken", history.column("policy_steps"))
     counts(axes[1, 1], "Refused updates so far", history.column("refused_updates"))
-    linear(axes[2, 0], "Steps at a joint limit (%)", 100 * history.column("limit_hits") / max(steps_per_episode, 1))
+    linear(axes[2, 0], "Steps at a position limit (%)", 100 * history.column("limit_hits") / max(steps_per_episode, 1))
     linear(axes[2, 1], "Change of command |Δu| per step", history.column("command_change"))
     robot_time = np.diff(history.column("robot_time_s"), prepend=0.0)
     share = 100 * history.column("update_time_s") / np.where(robot_time > 0, robot_time, np.nan)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluation import TrackingMetrics
-from ..evaluation.published import PAPER_TABLE_1
+from ..evaluation.published import published
 from ..training.display import duration
 from .data import finite_mean
 from .gather import RunReport, reproduction
@@ -141,7 +141,7 @@ def _shapes(report: RunReport, images: Mapping[str, bytes]) -> str:
     speed = report.restored.task.evaluation_speed
     return (
         f"<h2>{escape(heading)}</h2>\n<p>References that the learner never trained on, travelled at "
-        f"{100 * speed:.0f} cm/s.</p>\n{image}"
+        f"{100 * speed:.3g} cm/s.</p>\n{image}"
     )
 
 
@@ -158,7 +158,7 @@ def _series(report: RunReport, images: Mapping[str, bytes]) -> str:
         f"On the {name} the kept policy is {centimetres(metrics.mean_error_m)} cm off on average and "
         f"{centimetres(metrics.max_error_m)} cm at most."
     )
-    caption = "Commands as applied, and joint positions as measured; dashed lines are their limits."
+    caption = "Commands as applied, and positions as measured; dashed lines are their limits."
     image = _image(images, "time", f"Time series. {text}", caption, scroll=True)
     return f"<h2>The kept policy over time</h2>\n<p>{escape(text)}</p>\n{image}"
 
@@ -170,10 +170,9 @@ def _table(report: RunReport) -> str:
         for reference, metrics in zip(evaluation.references, evaluation.metrics, strict=True)
     ]
     columns.append(("together", "together", _measures(evaluation.overall)))
-    if report.restored.config.robot.startswith("excavator"):
-        for name, (v_avg, v_max, mean, largest, rho) in PAPER_TABLE_1.items():
-            cells = [number(100 * v_avg, 1), number(100 * v_max, 1), number(100 * mean, 2), number(100 * largest, 1)]
-            columns.append((name, "paper", (*cells, number(rho, 2), "", "")))
+    for name, (v_avg, v_max, mean, largest, rho) in published(report.restored.config.robot).items():
+        cells = [number(100 * v_avg, 1), number(100 * v_max, 1), number(100 * mean, 2), number(100 * largest, 1)]
+        columns.append((name, "paper", (*cells, number(rho, 2), "", "")))
     labels = (
         "mean speed v avg (cm/s)",
         "highest speed v max (cm/s)",
@@ -181,7 +180,7 @@ def _table(report: RunReport) -> str:
         "largest error (cm)",
         "ρ = largest error / v max (s)",
         "change of command |Δu|",
-        "steps at a joint limit",
+        "steps at a position limit",
     )
     head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind, _ in columns)
     body = "\n".join(
@@ -192,7 +191,7 @@ def _table(report: RunReport) -> str:
     )
     notes = ["Speeds are the reference's own, so that chatter cannot make ρ look better."]
     if any(kind == "paper" for _, kind, _ in columns):
-        notes.append("Grey columns are the paper's table 1, measured on a real machine with references of its own.")
+        notes.append("Grey columns are what the paper gives, measured on a real machine with references of its own.")
     if report.oracle is not None:
         notes.append(f"The oracle reaches {centimetres(report.oracle['shapes_error_m'])} cm together.")
     warning = ""
@@ -233,7 +232,7 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
             f"{number(finite_mean(history.column('policy_steps')), 1)} per episode, of at most {hyper.policy_steps}",
         ),
         ("largest step norm", f"{number(largest, 3)}, of at most η/(2√ε) = {number(report.step_bound, 3)}"),
-        ("at a joint limit", f"{number(history.last('limit_hits'), 0)} of {total} steps in the last episode"),
+        ("at a position limit", f"{number(history.last('limit_hits'), 0)} of {total} steps in the last episode"),
         (
             "computing",
             f"{number(update, 1)} s per episode, {number(100 * update / task.episode_s, 0)} % of the robot’s time",

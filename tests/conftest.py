@@ -3,8 +3,10 @@
 The shapes in the types are checked in every test: see `--jaxtyping-packages` in pyproject.toml.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -25,6 +27,16 @@ from firsthand_onboard import (
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the workers of this session have compiled: one compiles, the others load."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    return folder
 
 
 @pytest.fixture

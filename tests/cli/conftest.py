@@ -71,9 +71,9 @@ class Firsthand:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the processes of this session have compiled."""
-    return tmp_path_factory.mktemp("cache")
+def cache(compiled: Path) -> Path:
+    """What the processes of this session have compiled; their flags differ from the tests' own."""
+    return compiled / "processes"
 
 
 @pytest.fixture

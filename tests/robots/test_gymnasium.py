@@ -297,6 +297,7 @@ CHAIN = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5),))
         ({"env": Unbounded}, "Unbounded allows actions from -inf to inf in channel 0, but the range must be finite"),
         ({"env": Timeless}, "Timeless does not tell its control period; give period_s"),
         ({"env": lambda: gymnasium.make("Nothing-v0")}, r"env\(\) cannot make the environment"),
+        ({"angles": (5,)}, "angles names entry 5, but the measurement has entries 0 to 1"),
         ({"positions": (2,)}, "positions names entry 2, but the measurement has entries 0 to 1"),
         ({"velocities": (-1,)}, "velocities names entry -1, but the measurement has entries 0 to 1"),
         ({"tracked": (7,)}, "tracked names entry 7, but"),

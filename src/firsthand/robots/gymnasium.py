@@ -194,9 +194,9 @@ def _derive(source: GymnasiumTask) -> Task:
     finally:
         env.close()
     size = len(first)
-    for field in ("positions", "velocities", "angles", "tracked"):
-        _check_entries(field, getattr(source, field), size)
-    positions, velocities = tuple(source.positions), tuple(source.velocities)
+    positions = _entries("positions", source.positions, size)
+    velocities = _entries("velocities", source.velocities, size)
+    _entries("angles", source.angles, size)
     if not positions:
         raise UserError("positions is empty, but at least one entry of the measurement must be a position.")
     position_low = _numbers("position_low", source.position_low, len(positions), "position")
@@ -204,7 +204,7 @@ def _derive(source: GymnasiumTask) -> Task:
     if isinstance(source.tracked, PlanarChain):
         kinematics, space, goal_entries = source.tracked, "position", positions
     else:
-        goal_entries = tuple(source.positions if source.tracked is None else source.tracked)
+        goal_entries = positions if source.tracked is None else _entries("tracked", source.tracked, size)
         kinematics, space = SelectedOutput(goal_entries), "output"
     limits = Limits(low, high, position_low, position_high)
     ranges = {entry: (position_low[i], position_high[i]) for i, entry in enumerate(positions)}
@@ -230,7 +230,7 @@ def _derive(source: GymnasiumTask) -> Task:
     )
     spread, moved = _sizes(spec, box)
     if source.scales is None:
-        spec = replace(spec, scales=_default_scales(spec, goal_entries, rate, 0.2 * spread, moved))
+        spec = replace(spec, scales=_default_scales(spec, goal_entries, box, 0.2 * spread, moved))
     home = tuple((a + b) / 2 for a, b in zip(position_low, position_high, strict=True))
     goals = BoxGoals(spec, box) if source.goals is None else CheckedGoals(source.goals, box)
     default_paths = BoxReferences(spec, box, home)
@@ -298,12 +298,13 @@ def _period(source: GymnasiumTask, env: Any, name: str) -> float:
     return float(period)
 
 
-def _check_entries(field: str, entries: Any, size: int) -> None:
-    if entries is None or isinstance(entries, PlanarChain):
-        return
+def _entries(field: str, entries: Any, size: int) -> tuple[int, ...]:
+    if not isinstance(entries, Sequence | np.ndarray) or isinstance(entries, str):
+        raise UserError(f"{field} is {entries!r}, but must list entries of the measurement, for example (0, 1).")
     for entry in entries:
         if not isinstance(entry, int | np.integer) or not 0 <= entry < size:
             raise UserError(f"{field} names entry {entry}, but the measurement has entries 0 to {size - 1}.")
+    return tuple(int(entry) for entry in entries)
 
 
 def _goal_box(source: GymnasiumTask, entries: tuple[int, ...], ranges: dict[int, tuple[float, float]]) -> GoalBox:
@@ -358,26 +359,30 @@ def _sizes(spec: ControlSpec, box: GoalBox) -> tuple[float, float]:
     measured = np.asarray(spec.scales.measured_center, float)
     for i, entry in enumerate(spec.layout.position):
         measured[entry] = (spec.limits.position_low[i] + spec.limits.position_high[i]) / 2
-    if spec.reference.space == "output":
-        assert isinstance(spec.kinematics, SelectedOutput)
-        measured[list(spec.kinematics.indices)] = (np.asarray(box.low) + np.asarray(box.high)) / 2
+    entries = list(spec.layout.position)
+    if isinstance(spec.kinematics, SelectedOutput):
+        entries = list(spec.kinematics.indices)
+        measured[entries] = (np.asarray(box.low) + np.asarray(box.high)) / 2
     goals, moves, ends = BoxGoals(spec, box)(rng, measured, 200), [], []
-    entries = spec.layout.position if spec.reference.space == "position" else spec.kinematics.indices  # pyright: ignore
     for goal in goals:
         points = build_reference(spec, measured, goal)
         ahead = spec.preview[-1]
         moves.append(np.mean(np.sum((points[ahead:] - points[:-ahead]) ** 2, axis=1)))
         ends.append(points[-1])
-        measured[list(entries)] = goal
+        measured[entries] = goal
     return float(np.sqrt(np.sum(np.var(ends, axis=0)))), float(np.sqrt(np.mean(moves)))
 
 
 def _default_scales(
-    spec: ControlSpec, goal_entries: tuple[int, ...], rate: tuple[float, ...], error: float, moved: float
+    spec: ControlSpec, goal_entries: tuple[int, ...], box: GoalBox, error: float, moved: float
 ) -> Scales:
+    """Order one inside the limits; 1 for entries of which nothing is known."""
     size = spec.layout.num_measured
     center, scale, change = np.zeros(size), np.ones(size), np.full(size, 0.1)
-    duration = spec.reference.steps * spec.period_s
+    duration, rate = spec.reference.steps * spec.period_s, spec.reference.rate_high
+    for i, entry in enumerate(goal_entries):
+        center[entry], scale[entry] = (box.low[i] + box.high[i]) / 2, (box.high[i] - box.low[i]) / 2
+        change[entry] = rate[i] * spec.period_s
     for i, entry in enumerate(spec.layout.position):
         low, high = spec.limits.position_low[i], spec.limits.position_high[i]
         center[entry], scale[entry] = (low + high) / 2, (high - low) / 2

@@ -7,16 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from firsthand.errors import UserError
 from firsthand.plants.soft_arm import SoftArmParameters
 from firsthand.plants.soft_arm.body import inertia, point_masses, taut_stiffness, upright
 from firsthand.plants.soft_arm.cables import cable_commands, cable_torques, next_slip, routing, tensions, wrap
 from firsthand.plants.soft_arm.geometry import points
+from firsthand.plants.soft_arm.parameters import MOST_PAYLOAD_KG
+from firsthand.robots.registry import ROBOTS
 
 P = SoftArmParameters()
 BENDS = np.asarray([0.4, -0.3, 0.2, 0.5, -0.6, 0.1])
 PLACES = jax.jit(lambda bends: points(bends, 0.3))
 JACOBIAN = jax.jit(jax.jacfwd(PLACES))
 INERTIA = jax.jit(lambda bends, load: inertia(bends, load, P))
+WEIGHT = jax.jit(jax.jacfwd(lambda bends, load: inertia(bends, load, P).gravity))
 
 
 def rotation(vector):
@@ -67,8 +71,17 @@ def test_mass_matrix_and_gravity_come_from_the_points():
 def test_the_upright_arm_is_linearised_right():
     straight, empty = jnp.zeros(6), jnp.zeros(())
     np.testing.assert_allclose(upright(P).mass, INERTIA(straight, empty).mass, atol=1e-7)
-    gravity = jax.jit(jax.jacfwd(lambda q: inertia(q, empty, P).gravity))(straight)
+    gravity = WEIGHT(straight, empty)
     np.testing.assert_allclose(upright(P).stiffness, taut_stiffness(P) - gravity, atol=1e-5)
+
+
+def test_the_heaviest_load_allowed_does_not_buckle_the_arm_and_half_as_much_again_does():
+    relaxed = taut_stiffness(P) - P.creep_share * P.helicoid_stiffness * np.eye(6)
+    for load, stands in ((MOST_PAYLOAD_KG, True), (1.5 * MOST_PAYLOAD_KG, False)):
+        net = relaxed - np.asarray(WEIGHT(jnp.zeros(6), jnp.asarray(load)))
+        assert (np.linalg.eigvalsh(net).min() > 0.0) == stands
+    with pytest.raises(UserError, match=r"payload is 1 kg, but the soft arm carries at most 0\.2 kg"):
+        ROBOTS["soft-arm"].make_robot(ROBOTS["soft-arm"].make_task(), payload_kg=1.0, seed=0)
 
 
 def test_cables_get_shorter_as_the_arm_bends():

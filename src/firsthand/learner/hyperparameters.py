@@ -45,7 +45,9 @@ class Hyperparameters:
     model_steps: int = 300
     """Adam steps on the one-step model loss per episode."""
     model_rate: float = 1e-3
-    """Adam's step size."""
+    """Adam's step size at the start of an episode's steps."""
+    model_rate_end: float = 1.0
+    """The share of it that is left at their end, after a fall along a cosine; 1 is a constant step size."""
     model_batch: int = 256
     """Transitions per Adam step at first; the batch grows with the buffer in whole multiples of this."""
     model_batch_share: float = 0.02
@@ -70,6 +72,7 @@ class Hyperparameters:
         for name in ("alpha", "excitation", "outlier"):
             self._check(name, lambda v: v >= 0, "zero or a positive number")
         self._check("discount", lambda v: 0 < v <= 1, "above 0 and at most 1")
+        self._check("model_rate_end", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._check("model_batch_share", lambda v: 0 <= v <= 1, "between 0 and 1")
         for name in ("policy_steps", "cg_iterations", "model_batch", "model_batch_most", "jacobian_stride"):
             self._check(name, lambda v: v >= 1, "a whole number of at least 1")

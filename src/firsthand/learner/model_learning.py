@@ -69,7 +69,10 @@ def rescale(dynamics: Dynamics, buffer: Buffer) -> Dynamics:
 def learn_model(
     dynamics: Dynamics, optimizer: PyTree, buffer: Buffer, hyper: Hyperparameters, *, key: PRNGKeyArray
 ) -> tuple[Dynamics, PyTree, ModelReport]:
-    """`hyper.model_steps` Adam steps. The batch grows with the buffer in equal blocks, without recompiling."""
+    """`hyper.model_steps` Adam steps at a rate that falls along a cosine, so that the model comes to rest.
+
+    The batch grows with the buffer in equal blocks, without recompiling.
+    """
     before = dynamics, optimizer
     dynamics = rescale(dynamics, buffer)
     weights, fixed = trainable(dynamics)
@@ -80,8 +83,9 @@ def learn_model(
     def loss(weights, batch):
         return one_step_loss(eqx.combine(weights, fixed), *batch)
 
-    def adam_step(carry, step_key):
+    def adam_step(carry, inputs):
         weights, optimizer = carry
+        step_key, share = inputs
 
         def accumulate(i, total):
             batch = sample(buffer, hyper.model_batch, key=jax.random.fold_in(step_key, i))
@@ -90,12 +94,15 @@ def learn_model(
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights))
         value, gradient = jax.tree.map(lambda x: x / blocks, jax.lax.fori_loop(0, blocks, accumulate, zero))
         updates, optimizer = adam(hyper).update(gradient, optimizer, weights)
+        updates = jax.tree.map(lambda update: share * update, updates)
         return (optax.apply_updates(weights, updates), optimizer), value
 
     if hyper.model_steps == 0:
         return dynamics, optimizer, ModelReport(jnp.nan * jnp.zeros(()), jnp.asarray(True))
     keys = jax.random.split(key, hyper.model_steps)
-    (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), keys)
+    fall = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.linspace(0.0, 1.0, hyper.model_steps)))
+    shares = hyper.model_rate_end + (1.0 - hyper.model_rate_end) * fall
+    (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), (keys, shares))
     after = eqx.combine(weights, fixed), optimizer
     accepted = jnp.all(jnp.isfinite(losses)) & all_finite(after)
     dynamics, optimizer = keep_if(accepted, after, before)

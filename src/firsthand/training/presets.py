@@ -11,6 +11,7 @@ PRESETS: dict[str, Hyperparameters] = {
         policy_steps=20,
         imagined=10,
         model_steps=1500,
+        model_rate_end=0.05,
         outlier=3.0,
         jacobian_stride=5,
         cg_iterations=15,

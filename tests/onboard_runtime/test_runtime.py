@@ -62,7 +62,7 @@ def test_an_episode_comes_back_as_it_was_applied(running):
 
 
 def test_stop_works_in_every_state_and_twice(running):
-    client, other = running.client(), running.client("somebody else")
+    client, other = running.client(), running.client("somebody")
     for _ in range(2):
         assert other.ask("stop").body["state"] == "idle"
     assert client.ask("arm").body["state"] == "armed"
@@ -85,7 +85,7 @@ def test_what_is_not_allowed_is_refused_and_changes_nothing(running):
     client.ask("arm")
     client.keep_lease(0.2)
     assert "another trainer" in other.ask("arm").body["why"]
-    assert "do not hold" in other.ask("job", {"name": "x", "kind": "visit", "policy": ""}, goals).body["why"]
+    assert "not yours" in other.ask("job", {"name": "x", "kind": "visit", "policy": ""}, goals).body["why"]
     for body, arrays, word in (
         ({"name": "x", "kind": "visit", "policy": "unknown"}, goals, "send it first"),
         ({"name": "x", "kind": "dance"}, goals, "unknown"),
@@ -223,7 +223,7 @@ def test_whichever_process_dies_or_hangs_the_machine_ends_in_neutral(tmp_path, s
 
 
 def test_a_machine_that_disappears_is_a_fault(tmp_path):
-    with rig(tmp_path) as made:
+    with rig(tmp_path, "--machine-option", "patience_s=0.5") as made:
         client = made.client()
         begin(client, SPEC, "gone", GOALS)
         wait_for(made.moving, "motion")

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import ipaddress
 import json
-import queue
 import secrets
 import threading
 import time
@@ -18,7 +17,17 @@ from typing import Any
 import numpy as np
 import zenoh
 
-from .messages import FROM_ROBOT, HEAD, MOST_HEADER, MOST_PAYLOAD, TO_ROBOT, Message, MessageError, Receiver, encode
+from .messages import (
+    FROM_ROBOT,
+    HEAD,
+    MOST_HEADER,
+    MOST_PAYLOAD,
+    NAME,
+    TO_ROBOT,
+    Message,
+    Receiver,
+    encode,
+)
 from .spec import SpecError
 
 TO_ROBOT_KEY, FROM_ROBOT_KEY = "firsthand/1/to_robot", "firsthand/1/from_robot"
@@ -144,26 +153,21 @@ class ClientEnd:
     """The trainer's or operator's end: asks, waits for answers, keeps the lease alive."""
 
     def __init__(self, address: str, security: Security | None = None, *, run: str = "operator") -> None:
+        if not NAME.fullmatch(run):
+            raise SpecError(f"the run's identity is {run!r}, but must be 1 to 64 letters, digits or _.:-")
         self.address, self.run, self.session = address, run, identity()
         self.robot = ""
         self._receiver = Receiver(FROM_ROBOT)
         self._zenoh = _open("client", address, security)
-        self._inbox: queue.Queue[Message] = queue.Queue()
         self._lock = threading.Lock()
         self._number = 0
-        self._incoming = self._zenoh.declare_subscriber(FROM_ROBOT_KEY, self._arrived)
+        # Not a callback: zenoh would run it in a thread that Python waits for when it ends.
+        self._incoming = self._zenoh.declare_subscriber(FROM_ROBOT_KEY, zenoh.handlers.RingChannel(1024))
         self._outgoing = self._zenoh.declare_publisher(TO_ROBOT_KEY)
         self._leasing: threading.Event | None = None
         atexit.register(self.close)  # a session that is still open when Python ends would hang it
         self.others: list[Message] = []
         """What came without being an answer to a question: trajectories."""
-
-    def _arrived(self, sample: zenoh.Sample) -> None:
-        data = sample.payload.to_bytes()
-        with contextlib.suppress(MessageError):
-            message = self._receiver.accept(data)
-            if message is not None and message.session == self.session:
-                self._inbox.put(message)
 
     def send(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Mapping[str, Any] | None = None) -> int:
         """Send without waiting; returns the message's number."""
@@ -202,13 +206,19 @@ class ClientEnd:
 
     def next(self, patience_s: float) -> Message | None:
         """The next message, or None; trajectories are kept in `others`."""
-        try:
-            message = self._inbox.get(timeout=max(patience_s, 0.0))
-        except queue.Empty:
-            return None
-        if message.kind == "trajectory":
-            self.others.append(message)
-        return message
+        deadline = time.monotonic() + patience_s
+        while True:
+            sample = self._incoming.try_recv()
+            if sample is None:
+                if time.monotonic() >= deadline:
+                    return None
+                time.sleep(0.002)
+                continue
+            message = self._receiver.accept(sample.payload.to_bytes())
+            if message is not None and message.session == self.session:
+                if message.kind == "trajectory":
+                    self.others.append(message)
+                return message
 
     def hello(self) -> Message:
         """Open a session with the robot's program; its answer says what it is."""

@@ -28,7 +28,7 @@ class Train:
     """Learn a controller on a robot, from random weights."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
-    """The robot: excavator, excavator-pressure, or my_robot.py:task, a robot in a file of yours."""
+    """The robot: excavator, excavator-pressure, my_robot.py:task (a robot in a file of yours), or tcp/host:port."""
     preset: _Text = None
     """fast (several policy steps per episode, the default) or paper (the paper's algorithm)."""
     episodes: _Whole = None
@@ -47,6 +47,10 @@ class Train:
     """What to take over with --init-from: model, policy or both (the default)."""
     data: Annotated[tuple[Path, ...], arg(metavar="LOG...", help_behavior_hint="")] = ()
     """Logs to learn from before the first episode: run folders, .csv or .mcap files."""
+    authority: _Number = None
+    """For a robot across the network: share of the command range in the first episodes; by default 0.5."""
+    approve: _Text = None
+    """For a robot across the network: `ask` before each new policy, or a file through which the operator is asked."""
     no_report: _Switch = False
     """Leave out the evaluation and the HTML report at the end."""
     eta: _Number = None
@@ -99,7 +103,7 @@ class Train:
         with run:
             robot = make_robot(config.robot, config.make_task(), payload_kg=config.payload_kg, seed=config.seed)
             display = TrainingDisplay(config, run.path)
-            trainer = Trainer(robot, config, run, callbacks=(display,), prior=prior)
+            trainer = Trainer(robot, config, run, callbacks=(*self._guards(robot), display), prior=prior)
             if self.resume:
                 for note in trainer.resume():
                     say(note)
@@ -131,6 +135,21 @@ class Train:
     def _origin(self) -> dict[str, Any]:
         """What to start from, as `gather` takes it."""
         return {"init_from": self.init_from, "init": self.init or "both", "data": self.data}
+
+    def _guards(self, robot: Any) -> tuple[Any, ...]:
+        """What looks at each new policy before a machine runs it."""
+        from ..robots.onboard import OnboardRobot
+        from ..training.guard import Guard, GuardSettings, ask_by_file, ask_in_terminal
+
+        if not isinstance(robot, OnboardRobot):
+            for name in ("authority", "approve"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name} is for a robot across the network (tcp/host:port), not for {self.robot}.")
+            return ()
+        approve = None
+        if self.approve is not None:
+            approve = ask_in_terminal if self.approve == "ask" else ask_by_file(Path(self.approve))
+        return (Guard(GuardSettings(**self._given(("authority",))), approve),)
 
     def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -1,0 +1,259 @@
+"""What stands between a new policy and a machine: predicted change, approval, and the way back.
+
+A callback: it looks at the policy before each episode and may put another one in its place; the loop knows nothing of
+it. What it remembers follows from the run's metrics, so that it is the same after a resume.
+"""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from firsthand_onboard.features import measured_part
+from firsthand_onboard.kinematics import tracked_output
+
+from ..errors import UserError
+from ..learner import Rollout
+from ..learner.rollout import imagine, residuals
+from ..models import Policy
+from ..robots import EpisodeRecord
+from ..robots.onboard import OnboardRobot
+from .callbacks import Callback, EpisodeSummary
+from .data import as_rollout
+from .display import say
+from .loop import policy_from_arrays
+
+SHARES = (1.0, 0.5, 0.25)
+"""How much of a policy's change is tried, one after the other, before the old policy is kept."""
+REMEMBERED = 5
+"""The median error of so many good episodes is what a new one is compared with."""
+
+Approval = Callable[[str], bool]
+"""Shows the operator what is about to run, and says whether it may."""
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """How much a policy may change at once, and when it is taken back."""
+
+    command_change: float = 1.0
+    """Largest root mean square change of commands on the last measured states, in half ranges."""
+    error_factor: float = 1.5
+    """The error that the model predicts for the new policy may be this many times the measured one."""
+    worse: float = 3.0
+    """An episode whose error is this many times the usual one brings the last good policy back. A payload change
+    doubles the error and is no reason to."""
+    authority: float = 0.5
+    """Share of the command range in the first episodes; it widens as the model predicts what then happens."""
+    widen: float = 1.5
+    """Factor by which it widens after each episode that the model predicted well."""
+    proven: float = 0.5
+    """The model predicted an episode well when its error there, relative to the usual change, is below this."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("command_change", 0.0), ("error_factor", 1.0), ("worse", 2.0), ("widen", 1.0)):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > least):
+                raise UserError(f"{name} is {value}, but must be above {least:g}.")
+        if not 0 < self.authority <= 1:
+            raise UserError(f"authority is {self.authority}, but must be above 0 and at most 1.")
+        if not self.proven > 0:
+            raise UserError(f"proven is {self.proven}, but must be above 0.")
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """What the guard knows after some episodes; a function of their metrics."""
+
+    authority: float
+    """Share of the command range for the next episode."""
+    errors: tuple[float, ...] = ()
+    """Tracking errors of the last good episodes."""
+    good_episode: int = 0
+    """The last good one."""
+    go_back: bool = False
+    """Whether the next episode runs that one's policy again."""
+    excess: float = 0.0
+    """How many times the usual error the last episode had, where that brings the good policy back."""
+
+
+def judged(state: GuardState, settings: GuardSettings, episode: int, error: float, predicted: float) -> GuardState:
+    """After an episode with this tracking error, and this error of the model's predictions for it.
+
+    An episode after a return counts as good whatever comes: if the proven policy is as bad, the machine has changed.
+    """
+    authority = state.authority
+    if episode > 1 and predicted < settings.proven:  # in the first episode there is no model yet
+        authority = min(1.0, authority * settings.widen)
+    usual = statistics.median(state.errors) if state.errors else math.inf
+    if not error <= settings.worse * usual and not state.go_back:
+        excess = error / usual if usual > 0 else math.inf
+        return dataclasses.replace(state, authority=authority, go_back=True, excess=excess)
+    errors = (error,) if state.go_back else (*state.errors, error)[-REMEMBERED:]
+    return GuardState(authority, errors, episode)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the model says about a policy on the last measured episode."""
+
+    command_change: float
+    """Root mean square change of commands against the policy that ran, in half ranges."""
+    error: float
+    """Predicted mean tracking error."""
+    measured_error: float
+    """What was measured with the policy that ran."""
+
+    def within(self, settings: GuardSettings) -> bool:
+        """Whether the policy may run."""
+        return (
+            self.command_change <= settings.command_change and self.error <= settings.error_factor * self.measured_error
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"commands change by {self.command_change:.2f} of the half range, error {100 * self.error:.1f} cm "
+            f"predicted after {100 * self.measured_error:.1f} cm measured"
+        )
+
+
+@eqx.filter_jit
+def _forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout) -> tuple[Any, Any, Any]:
+    spec = policy.spec
+    half = (jnp.asarray(spec.limits.command_high) - jnp.asarray(spec.limits.command_low)) / 2
+    states = rollout.states[:, :-1]
+    new = jax.vmap(jax.vmap(policy))(states, rollout.previews)
+    old = jax.vmap(jax.vmap(ran))(states, rollout.previews)
+    count = jnp.maximum(rollout.valid.sum(), 1)
+
+    def mean(values):
+        return jnp.where(rollout.valid, values, 0.0).sum() / count
+
+    change = jnp.sqrt(mean((((new - old) / half) ** 2).mean(axis=-1)))
+    missed = residuals(dynamics, rollout)
+    imagined, _ = jax.vmap(lambda s, p, d: imagine(policy, dynamics, s, p, d))(states[:, 0], rollout.previews, missed)
+
+    def error(x):
+        output = jax.vmap(jax.vmap(lambda s: tracked_output(spec, measured_part(spec.layout, s))))(x)
+        return mean(jnp.linalg.norm(output - rollout.references, axis=-1))
+
+    return change, error(imagined[:, :-1]), error(states)
+
+
+def forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout) -> Forecast:
+    """Predict, on the last measured episode, what a policy does differently from the one that ran."""
+    return Forecast(*(float(value) for value in _forecast(policy, ran, dynamics, rollout)))
+
+
+def between(old: Policy, new: Policy, share: float) -> Policy:
+    """Weights that have gone `share` of the way from the old policy to the new one."""
+    return jax.tree.map(lambda a, b: a + share * (b - a) if eqx.is_inexact_array(a) else a, old, new)
+
+
+class Guard(Callback):
+    """Decides before each episode which policy runs, and within which share of the command range."""
+
+    def __init__(self, settings: GuardSettings, approve: Approval | None = None) -> None:
+        self.settings, self.approve = settings, approve
+        self.state: GuardState | None = None
+        self._ran: Policy | None = None
+        self._record: EpisodeRecord | None = None
+        self._good: Policy | None = None
+
+    def before_episode(self, trainer: Any, episode: int) -> None:
+        """Put the policy that may run in the trainer's state, and the limits in the robot."""
+        if self.state is None:
+            self._remember(trainer)
+        assert self.state is not None
+        chosen = self._choose(trainer) if self._record is not None else trainer.state.policy
+        if chosen is not trainer.state.policy:
+            unknown = jnp.full_like(trainer.state.expected_cost, jnp.nan)
+            trainer.state = dataclasses.replace(trainer.state, policy=chosen, expected_cost=unknown)
+        if isinstance(trainer.robot, OnboardRobot):
+            trainer.robot.authority = self.state.authority
+        self._ran = chosen
+
+    def after_episode(self, trainer: Any, summary: EpisodeSummary) -> None:
+        """Judge what came out."""
+        assert self.state is not None
+        self._record = summary.record
+        metrics = summary.metrics
+        self.state = judged(
+            self.state, self.settings, summary.episode, metrics["tracking_error_m"], metrics["prediction_error"]
+        )
+        if not self.state.go_back:
+            self._good = self._ran
+
+    def _choose(self, trainer: Any) -> Policy:
+        assert self.state is not None
+        assert self._record is not None
+        candidate, ran = trainer.state.policy, self._ran
+        if self.state.go_back and self._good is not None:
+            say(
+                f"the last episode's error was {self.state.excess:.1f} times the usual one: back to the policy of "
+                f"episode {self.state.good_episode}"
+            )
+            return self._good
+        assert ran is not None
+        rollout = as_rollout(trainer.task.spec, self._record)
+        dynamics = trainer.state.dynamics
+        for share in SHARES:
+            policy = candidate if share == 1.0 else between(ran, candidate, share)
+            predicted = forecast(policy, ran, dynamics, rollout)
+            if predicted.within(self.settings):
+                if share < 1.0:
+                    say(f"the new policy goes only {share:g} of its way: {predicted}")
+                if self.approve is not None and not self.approve(str(predicted)):
+                    say("the operator did not approve the new policy; the old one runs again")
+                    return ran
+                return policy
+        say(f"the new policy is refused ({forecast(candidate, ran, dynamics, rollout)}); the old one runs again")
+        return ran
+
+    def _remember(self, trainer: Any) -> None:
+        """What earlier sessions of this run knew."""
+        self.state = GuardState(self.settings.authority)
+        if trainer.run is None or trainer.episode == 0:
+            return
+        for row in trainer.run.read_metrics():
+            numbers = row["episode"], row["tracking_error_m"], row["prediction_error"]
+            if numbers[0] <= trainer.episode:
+                self.state = judged(self.state, self.settings, *numbers)
+        arrays, _ = trainer.run.load_episode(trainer.episode)
+        spec = trainer.task.spec
+        self._record, self._ran = EpisodeRecord.from_arrays(arrays), policy_from_arrays(spec, arrays)
+        if self.state.good_episode:
+            self._good = policy_from_arrays(spec, trainer.run.load_episode(self.state.good_episode)[0])
+
+
+def ask_in_terminal(text: str) -> bool:
+    """Approval by typing y."""
+    say(f"The new policy: {text}.")
+    return input("Run it on the robot? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def ask_by_file(path: Path, *, every_s: float = 0.5) -> Approval:
+    """Approval by a file: the question is written to `path`, and the operator writes yes or no to `path`.answer."""
+    answer = path.with_name(path.name + ".answer")
+
+    def ask(text: str) -> bool:
+        answer.unlink(missing_ok=True)
+        path.write_text(text + "\n")
+        say(f"Waiting for yes or no in {answer}: {text}.")
+        while True:
+            word = answer.read_text().strip().lower() if answer.exists() else ""
+            if word in ("yes", "no"):
+                path.unlink(missing_ok=True)
+                answer.unlink(missing_ok=True)
+                return word == "yes"
+            time.sleep(every_s)
+
+    return ask

@@ -77,10 +77,20 @@ def test_record_fit_train_evaluate(
     assert description["data"][0]["rows"] == 1800
     assert description["robot"] == f"{tmp_path / 'robot.py'}:cart"
 
-    assert call("train", "sim", *SMALL) == 0
+    # Logs are taken or refused before anything is begun.
+    Path("bad.csv").write_text("time,p\n0,1\n")
+    assert call("train", "sim", "--data", log, "bad.csv", *SMALL) == 2
+    assert "bad.csv has no column 'u'" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    assert call("train", "sim", "--data", log, *SMALL) == 0
+    said = capsys.readouterr().err
+    assert "Learning first from what is there" in said
+    assert "1800" in said
     run = tmp_path / "runs" / "sim-fast-seed0"
-    assert RestoredRun.open(run).config.robot == str(tmp_path / "sim")
-    capsys.readouterr()
+    config = RestoredRun.open(run).config
+    assert config.robot == str(tmp_path / "sim")
+    assert (config.data[0].taken, config.data[0].path) == (1800, str(log))
+
     errors = {}
     for on in ((), ("--on", robot)):
         assert call("evaluate", run, "--json", *on) == 0
@@ -89,23 +99,15 @@ def test_record_fit_train_evaluate(
     assert call("evaluate", run, "--on", "excavator") == 2
     assert "cannot run on excavator: kinematics." in capsys.readouterr().err
 
-    # Resuming with what a run did not start from is refused.
-    assert call("train", "sim", "--resume", "--data", log) == 2
-    assert "was started with no logs as --data" in capsys.readouterr().err
+    # What a run started from stays as it was.
+    assert call("train", "sim", "--resume", "--data", "bad.csv") == 2
+    assert f"was started with {log} as --data" in capsys.readouterr().err
     assert call("train", "sim", "--resume", "--init-from", run) == 2
     assert "was started from no other run" in capsys.readouterr().err
-
-    # Logs are taken or refused before anything is begun.
-    Path("bad.csv").write_text("time,p\n0,1\n")
-    assert call("train", robot, "--out", "again", "--data", log, "bad.csv") == 2
-    assert "bad.csv has no column 'u'" in capsys.readouterr().err
-    assert not Path("again").exists()
-    assert call("train", robot, "--out", "again", "--data", log, "--init-from", run, "--init", "policy", *SMALL) == 0
-    said = capsys.readouterr().err
-    assert f"Starting with the policy of {run} after episode 1." in said
-    assert "1800" in said
-    config = RestoredRun.open("again").config
-    assert (config.data[0].taken, config.data[0].path) == (1800, str(log))
+    assert call("train", "sim", "--resume", "--init", "policy") == 2
+    assert "there is no --init-from" in capsys.readouterr().err
+    assert call("train", "excavator", "--out", "again", "--init-from", run) == 2
+    assert f"{run} cannot be started from, because its robot is another: kinematics." in capsys.readouterr().err
 
     # A simulator that is fitted anew is noticed, and so is one that is gone.
     description["control_spec"]["period_s"] = 0.05

@@ -1,6 +1,5 @@
 """`firsthand inspect`."""
 
-import re
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ class Inspect:
         from ..inspection import InspectionSettings, conclude, excite, write_inspection
         from ..inspection.settings import make_plan, usual_minutes
         from ..robots.registry import make_robot, make_task
+        from ..robots.user_file import short_name
         from ..training.display import say
 
         settings = InspectionSettings(1.0 if self.minutes is None else self.minutes, self.amplitude, self.seed)
@@ -40,7 +40,7 @@ class Inspect:
         if self.minutes is None:
             settings = replace(settings, minutes=usual_minutes(task.spec))
         plan = make_plan(settings, task.spec)
-        folder = self.out or Path("inspections") / re.sub(r"[^\w.-]+", "-", Path(self.robot).name)
+        folder = self.out or Path("inspections") / short_name(self.robot)
         _check_writable(folder)
         robot = make_robot(self.robot, task, seed=self.seed)
         say(

@@ -60,7 +60,7 @@ class _Drive:
     direction: float
     """Sign of the motion that a positive command leads to."""
     braking: float
-    """How much slower it gets per period at the repeated amplitude; ∞ when it stops at once."""
+    """How much slower it gets per period at the full command; ∞ when it stops by itself."""
 
 
 class _Excitation:
@@ -82,6 +82,8 @@ class _Excitation:
         self.range = self.high - self.low
         self.index = np.asarray(spec.layout.position)
         self.coast = self.plan.push / 4
+        # Per period: so slowly that the time between two looks and a dead time do no harm.
+        self.slow = 0.25 / (CHUNK + self.coast)
         self.guarded = np.ones(len(self.index), bool)
         self.still = np.zeros(len(self.index))
         self.top = np.full(spec.layout.num_commands, self.plan.levels[0])
@@ -264,7 +266,7 @@ class _Excitation:
         fractions = np.zeros_like(self.half)
         fractions[slice(None) if channel == TOGETHER else channel] = fraction
         wanted = self.plan.push if steps is None else steps
-        start, origin, cut = len(self.rows), self.at, False
+        start, origin, before, cut = len(self.rows), self.at, self.speed, False
         seen: list[np.ndarray] = []
         moved, step = np.zeros(len(self.index)), None
         while len(self.rows) - start < wanted:
@@ -284,26 +286,30 @@ class _Excitation:
             return push
         self.new_starts = 0
         if channel != TOGETHER:
-            self._learn(channel, push, np.stack(seen))
+            self._learn(channel, push, np.stack(seen), before)
         if (np.abs(moved) > self.still).any():
             self._take_back(fractions, moved, push.steps)
-            self._go_home()
-        self._settle(np.abs(seen).max(axis=0))
+        largest = np.abs(seen).max(axis=0)
+        self._settle(largest)
+        if self._go_home():
+            self._settle(largest)
         return push
 
-    def _learn(self, channel: int, push: Push, seen: np.ndarray) -> None:
+    def _learn(self, channel: int, push: Push, seen: np.ndarray, before: np.ndarray) -> None:
         """Which position a channel moves, in which direction, and whether it goes on moving, or ever faster."""
         moved = seen.sum(axis=0)
         if not (np.abs(moved) > self.still).any() or len(seen) < 4:
             return
         most = int(np.argmax(np.abs(moved) / self.range))
         last, middle = seen[-1, most], seen[len(seen) // 2, most]
+        if np.abs(before[most]) * CHUNK > 0.2 * np.abs(seen[:, most]).max():
+            return  # it was still moving: what it did is not the push's doing alone
         if abs(last) * len(seen) < GOES_ON * abs(moved[most]) or not self.guarded[most]:
             self.drives.pop(channel, None)
             return
         direction = float(np.sign(moved[most]) * push.sign)
         braking = abs(last) / CHUNK / push.steps if abs(last) > EVER_FASTER * abs(middle) else np.inf
-        self.drives[channel] = _Drive(most, direction, braking * self.top[channel] / push.amplitude)
+        self.drives[channel] = _Drive(most, direction, braking / push.amplitude)
 
     def _leads_out(self, position: np.ndarray, seen: list[np.ndarray]) -> bool:
         """Whether a position would come near a limit, or go too far, before the robot can be stopped.
@@ -312,7 +318,7 @@ class _Excitation:
         """
         step, moved = seen[-1], np.sum(seen, axis=0)
         faster = np.abs(step) > EVER_FASTER * np.abs(seen[len(seen) // 2])
-        periods = np.where(faster, max(self.coast, CHUNK + len(seen) * CHUNK / 2), self.coast)
+        periods = np.where(faster, self.coast + CHUNK + len(seen) * CHUNK / 2, self.coast)
         ahead = step / CHUNK * periods
         margin = MARGIN * self.range
         near = ((position + ahead > self.high - margin) & (step > 0)) | (
@@ -332,31 +338,37 @@ class _Excitation:
             position += step[most]
             if direction * (position + step[most] / CHUNK * self.coast / 2) <= 0:
                 return
-            if self._leads_out(self.at, [step]):
+            if direction * step[most] < 0 and self._leads_out(self.at, [step]):
                 return
 
-    def _go_home(self) -> None:
-        """Bring positions that pushes have led away back to where they were at first, with what moves them."""
+    def _go_home(self) -> bool:
+        """Bring positions that pushes have led away back to where they were at first; whether there were any."""
         if not any(abs(self._away(d)) > NOT_HOME for d in self.drives.values()):
-            return
+            return False
         start = len(self.rows)
-        while len(self.rows) - start < 3 * self.plan.push:
+        while len(self.rows) - start < 12 * self.plan.push:
             fractions = np.zeros_like(self.half)
             for channel, drive in self.drives.items():
-                away, moving = self._away(drive), self.speed[drive.position] / self.range[drive.position]
-                if max(abs(away), abs(moving) * self.coast) > HOME:
-                    share = np.clip(away / NOT_HOME, -1.0, 1.0) if np.isfinite(drive.braking) else np.sign(away)
-                    fractions[channel] = -share * drive.direction * self.top[channel]
-            if not fractions.any():
-                return
-            if self._play(fractions) is None:
-                return
+                away = self._away(drive)
+                if np.isfinite(drive.braking):
+                    wanted = self.slow**2 * away * self.range[drive.position] / drive.braking
+                else:
+                    wanted = np.sign(away)
+                if abs(away) > HOME:
+                    top = self.top[channel]
+                    fractions[channel] = -drive.direction * np.clip(wanted, -top, top)
+            if not fractions.any() or self._play(fractions) is None:
+                break
+        return True
 
     def _away(self, drive: _Drive) -> float:
-        """Where a position will be when it has been stopped, from where it was at first, as a share of its range."""
-        v = self.speed[drive.position]
-        ahead = v * max(self.coast, CHUNK + abs(v) / (2 * drive.braking))
-        return float((self.at[drive.position] + ahead - self.home[drive.position]) / self.range[drive.position])
+        """Where a position is heading, from where it was at first, as a share of its range.
+
+        What stops by itself is taken as it will stand; what has to be braked as a critically damped controller sees it.
+        """
+        ahead = 2 / self.slow if np.isfinite(drive.braking) else self.coast
+        place = self.at[drive.position] + self.speed[drive.position] * ahead
+        return float((place - self.home[drive.position]) / self.range[drive.position])
 
     def _settle(self, largest: np.ndarray) -> None:
         """Neutral until the robot moves no more, at most as long as a push; then a little longer."""
@@ -365,6 +377,8 @@ class _Excitation:
             step = self._play(np.zeros_like(self.half))
             if step is None or (np.abs(step) <= np.maximum(self.still_chunk, 0.02 * largest)).all():
                 break
+            if self._leads_out(self.at, [step]):
+                return
         self._play(np.zeros_like(self.half))
 
     def _moved(self, pushes: list[Push]) -> np.ndarray:

@@ -1,0 +1,138 @@
+"""What `firsthand inspect` reports, against robots whose answers are known."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firsthand.inspection import Inspection, InspectionSettings, conclude, excite
+
+from .probe import PERIOD_S, ProbeRobot, Truth
+
+
+def inspect(truth: Truth, *, minutes: float = 2.0, seed: int = 0, amplitude: float = 0.5) -> Inspection:
+    robot, wanted = ProbeRobot(truth, seed=seed), InspectionSettings(minutes, amplitude, seed)
+    return conclude("probe", robot.task.spec, wanted, excite(robot, wanted))
+
+
+@settings(max_examples=25)
+@given(
+    delay=st.integers(0, 6),
+    gain=st.floats(0.3, 1.5),
+    lag=st.floats(0.3, 5.0),
+    kind=st.sampled_from(["position", "rate"]),
+    velocities=st.booleans(),
+    sign=st.sampled_from([-1.0, 1.0]),
+)
+def test_dead_time_gain_and_rise(delay: int, gain: float, lag: float, kind: str, velocities: bool, sign: float) -> None:
+    truth = Truth(kind=kind, delay=delay, gain=sign * gain, lag_steps=lag, velocities=velocities)
+    found = inspect(truth).findings.channels[0]
+    assert found.responds
+    assert found.dead_time_steps == delay
+    assert found.kind == kind
+    assert found.gain_plus == pytest.approx(truth.gain, rel=0.06)
+    assert found.gain_minus == pytest.approx(truth.gain, rel=0.06)
+    # 63 % of a first-order lag is reached one time constant after the dead time; sampling hides less than a period.
+    assert abs(found.rise_steps - (delay + lag)) < 1.0
+
+
+@settings(max_examples=8)
+@given(delay=st.integers(0, 5), band=st.floats(0.05, 0.25), gain=st.floats(0.5, 1.5))
+def test_a_dead_band_does_not_pass_for_dead_time(delay: int, band: float, gain: float) -> None:
+    truth = Truth(delay=delay, dead_band=band, gain=gain, lag_steps=3.0)
+    found = inspect(truth, minutes=3.0).findings.channels[0]
+    assert found.dead_time_steps == delay
+    for edge in (found.dead_band_plus, found.dead_band_minus):
+        assert edge is not None
+        assert edge.silent <= band <= edge.responding
+        assert edge.edge == pytest.approx(band, abs=0.02)
+    assert found.gain_plus == pytest.approx(gain, rel=0.08)
+
+
+def test_settling_time_of_a_first_order_lag() -> None:
+    found = inspect(Truth(delay=3, lag_steps=3.0)).findings.channels[0]
+    # 5 % are left after ln 20 = 3.0 time constants.
+    assert found.settling_steps == pytest.approx(3 + 3.0 * np.log(20), abs=1.0)
+
+
+@pytest.mark.parametrize("kind", ["position", "rate"])
+def test_noise_hides_a_response_for_one_period_at_most(kind: str) -> None:
+    for seed in range(6):
+        truth = Truth(kind=kind, delay=3, gain=0.8, lag_steps=3.0, noise=0.001)
+        result = inspect(truth, seed=seed)
+        found = result.findings.channels[0]
+        assert found.dead_time_steps in (3, 4)
+        assert result.findings.noise[0] == pytest.approx(0.001, rel=0.25)
+        assert found.gain_plus == pytest.approx(0.8, rel=0.06)
+
+
+def test_gain_without_drift_and_in_the_unit_of_the_command() -> None:
+    truth = Truth(gain=0.05, drift=0.02, half_range=10.0, neutral=4.0, dead_band=1.0)
+    found = inspect(truth, minutes=3.0).findings.channels[0]
+    assert found.gain_plus == pytest.approx(0.05, rel=0.08)
+    assert found.gain_minus == pytest.approx(0.05, rel=0.08)
+    assert found.dead_band_plus is not None
+    assert found.dead_band_plus.edge == pytest.approx(1.0, abs=0.2)
+
+
+@pytest.mark.parametrize("velocities", [True, False])
+def test_a_mass_that_is_pushed(velocities: bool) -> None:
+    truth = Truth(kind="acceleration", delay=2, gain=1.0, lag_steps=0.2, velocities=velocities)
+    result = inspect(truth)
+    found = result.findings.channels[0]
+    assert found.kind == "acceleration"
+    assert found.dead_time_steps == 2
+    assert found.gain_plus == pytest.approx(1.0, rel=0.1)
+
+
+def test_coupling_alone_and_together() -> None:
+    mixing = ((1.0, 0.0), (0.5, -0.8), (0.0, 0.0))
+    result = inspect(Truth(gain=0.6, mixing=mixing, delay=1), minutes=3.0)
+    effects = result.findings.coupling
+    alone = effects.alone / np.abs(effects.alone).max()
+    assert alone == pytest.approx(np.asarray(mixing), abs=0.03)
+    # The robot is linear: together is as alone.
+    assert effects.together == pytest.approx(effects.alone, abs=0.03 * np.abs(effects.alone).max())
+    assert effects.clear.tolist() == [[True, False], [True, True], [False, False]]
+    assert [c.moves for c in result.findings.channels] == ["p0", "p1"]
+
+
+def test_a_channel_that_moves_nothing_is_named() -> None:
+    result = inspect(Truth(mixing=((1.0, 0.0),), noise=0.001), minutes=3.0)
+    first, second = result.findings.channels
+    assert first.responds
+    assert not second.responds
+    assert any(note.startswith("u1 does not respond") for note in result.findings.notes)
+    assert result.proposal is not None
+
+
+def test_nothing_is_proposed_for_a_robot_that_does_not_respond() -> None:
+    result = inspect(Truth(gain=0.0, noise=0.001))
+    assert result.proposal is None
+    assert result.as_dict()["channels"][0]["responds"] is False
+
+
+def test_proposals_follow_the_robot() -> None:
+    truth = Truth(delay=3, lag_steps=5.0, gain=0.8)
+    proposal = inspect(truth).proposal
+    assert proposal is not None
+    assert proposal.period_s == PERIOD_S
+    assert proposal.command_memory in (8, 9)  # dead time and lag
+    assert proposal.preview[-1] >= 3 + 5
+    assert proposal.measured_center == (0.0,)
+    assert proposal.measured_scale == (3.0,)
+    # One period at full speed.
+    assert proposal.change_scale[0] == pytest.approx(0.8 * PERIOD_S, rel=0.15)
+
+
+def test_a_robot_that_is_sampled_too_slowly_is_offered_a_shorter_period() -> None:
+    proposal = inspect(Truth(kind="position", delay=0, lag_steps=1.0)).proposal
+    assert proposal is not None
+    assert proposal.period_s < PERIOD_S
+    # The memory is counted in the proposed periods: it covers the same time.
+    assert proposal.command_memory * proposal.period_s >= 0.9 * PERIOD_S
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    first, second = (inspect(Truth(noise=0.001), seed=3).as_dict() for _ in range(2))
+    np.testing.assert_equal(first, second)

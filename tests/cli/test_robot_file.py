@@ -52,7 +52,7 @@ def test_the_readmes_robot_is_trained_and_found_again(firsthand: Firsthand, tmp_
     assert "has changed since this run was started" in resumed.stderr
     assert RunFolder.open(run).episodes() == [1, 2]
 
-    failed = firsthand("train", f"{file}:failing", "--episodes", "9", "--out", "failed", *SMALL)
+    failed = firsthand("train", f"{file}:failing", "--episodes", "2", "--out", "failed", *SMALL)
     assert failed.returncode == 2
     assert "The environment Pendulum-v1 raised OSError in step(): lost the serial port" in failed.stderr
     assert "What it did before is kept (2 episodes); continue with: firsthand train" in failed.stderr

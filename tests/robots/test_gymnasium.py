@@ -22,6 +22,7 @@ from firsthand.training.data import as_rollout
 from firsthand_onboard import PlanarChain, PlanarJoint
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.kinematics import output_of_positions
+from firsthand_onboard.policy import expected_shapes
 
 PERIOD = 0.1
 
@@ -78,8 +79,12 @@ def robot_of(source: GymnasiumTask, seed: int = 3) -> GymnasiumRobot:
     return source.make_robot(source.make_task(), payload_kg=0.0, seed=seed)
 
 
-def policy_of(robot: GymnasiumRobot, gain: float = 1.0) -> Policy:
-    return Policy.random(robot.task.spec, key=jax.random.key(1), last_gain=gain)
+def policy_of(robot: GymnasiumRobot) -> Policy:
+    """Random weights, made without compiling anything."""
+    rng = np.random.default_rng(1)
+    shapes = expected_shapes(robot.task.spec)
+    layers = [(rng.normal(0.0, out[1] ** -0.5, out), np.zeros(bias)) for out, bias in shapes]
+    return Policy(tuple((jax.numpy.asarray(w), jax.numpy.asarray(b)) for w, b in layers), robot.task.spec)
 
 
 def episode(robot: GymnasiumRobot, excited: bool = False) -> EpisodeRecord:

@@ -114,9 +114,9 @@ def at_rest(
     spread = np.sqrt(np.sum((path - trend) ** 2, axis=0) / (len(path) - 2))
     positions = np.asarray(spec.layout.position)
     extent = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
-    # White noise spans about six standard deviations of its own; motion spans more than its jumps explain.
+    # Noise spans about six of its standard deviations, and a steady drift is told from motion.
     jumps = np.std(np.diff(path, n=2, axis=0), axis=0) / np.sqrt(6)
-    wanders = np.ptp(path, axis=0) - 8 * jumps
+    wanders = np.ptp(path - trend, axis=0) - 8 * jumps
     still = bool((wanders[positions] < WANDERS * extent).all())
     return still, spread if still else motion.spread, drift
 

@@ -195,11 +195,10 @@ SCENES = {
 }
 
 
-@pytest.mark.parametrize("timeout", ["1.5", "1000"], ids=["machine with a timeout", "machine without one"])
 @pytest.mark.parametrize("scene", SCENES)
-def test_whichever_process_dies_or_hangs_the_machine_ends_in_neutral(tmp_path, scene, timeout):
+def test_whichever_process_dies_or_hangs_the_machine_ends_in_neutral(tmp_path, scene):
     who, number = SCENES[scene]
-    with rig(tmp_path, simulate=("--timeout", timeout)) as made:
+    with rig(tmp_path, simulate=("--timeout", "1000")) as made:  # without the machine's own timeout
         client = made.client()
         begin(client, SPEC, "fault", GOALS)
         wait_for(made.moving, "motion")
@@ -219,6 +218,20 @@ def test_whichever_process_dies_or_hangs_the_machine_ends_in_neutral(tmp_path, s
             operator(made, "acknowledge")
         begin(client, SPEC, "after it", GOALS)
         wait_for(made.moving, "motion after the fault was acknowledged")
+        client.close()
+
+
+def test_when_the_whole_computer_dies_the_machine_stops_by_its_own_timeout(tmp_path):
+    with rig(tmp_path) as made:
+        client = made.client()
+        begin(client, SPEC, "fault", GOALS)
+        wait_for(made.moving, "motion")
+        os.kill(made.watchdog_pid, signal.SIGSTOP)
+        made.onboard.signal(signal.SIGSTOP)
+        wait_for(lambda: not made.moving(), "neutral")
+        assert any(line["event"] == "timeout" for line in made.lines())
+        os.kill(made.watchdog_pid, signal.SIGKILL)
+        made.onboard.signal(signal.SIGKILL)
         client.close()
 
 

@@ -356,12 +356,13 @@ class Runtime:
             shapes, count = {"commands": (length, commands)}, 1
         else:
             raise Refusal(f"a job of kind {str(kind)[:40]!r} is unknown")
-        shapes["home"] = (spec.goal_size,)
         needed = next(iter(shapes))
+        allowed = {**shapes, "home": (spec.goal_size,)}
         if needed not in arrays or not 1 <= length <= MOST_STEPS:
             raise Refusal(f"{needed} asks for {length} steps, but a job has 1 to {MOST_STEPS}")
         for key, array in arrays.items():
-            if key not in shapes or array.shape != shapes[key] or array.dtype == bool or not np.isfinite(array).all():
+            fits = key in allowed and array.shape == allowed[key] and array.dtype != bool
+            if not fits or not np.isfinite(array).all():
                 raise Refusal(f"the array {key!r} of shape {array.shape} does not belong into a job of kind {kind!r}")
         policy = self.policies.get(str(body.get("policy")))
         if kind != "play" and policy is None:

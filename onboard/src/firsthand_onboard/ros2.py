@@ -1,0 +1,113 @@
+"""The bridge into ROS 2: a node that is a `Machine`. JointState in, Float64MultiArray out.
+
+    firsthand-onboard serve --machine firsthand_onboard.ros2:Ros2Machine --machine-option spec=robot.json \
+        --machine-option states=/joint_states --machine-option commands=/forward_command_controller/commands
+
+A measured quantity `boom.position` is the position of the joint `boom` in the JointState message; `.velocity` and
+`.effort` likewise. The commands go out in the order of `layout.commands`, as ros2_control's forward_command_controller
+takes them. Needs rclpy, sensor_msgs and std_msgs, which a ROS 2 installation brings.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .machine import MachineError
+from .spec import ControlSpec, SpecError
+
+FIELDS = ("position", "velocity", "effort")
+
+
+def sources(spec: ControlSpec) -> list[tuple[str, str]]:
+    """(joint, field of JointState) per measured quantity."""
+    pairs = []
+    for name in spec.layout.measured:
+        joint, _, field = name.rpartition(".")
+        if not joint or field not in FIELDS:
+            raise SpecError(f"layout.measured has {name!r}, but ROS 2 needs names like joint.position")
+        pairs.append((joint, field))
+    return pairs
+
+
+class Ros2Machine:
+    """A robot that is reached through ROS 2 topics."""
+
+    def __init__(
+        self,
+        spec: str,
+        states: str = "/joint_states",
+        commands: str = "/commands",
+        patience_s: float | str = 0.2,
+        startup_s: float | str = 10.0,
+        neutral: str = "",
+    ) -> None:
+        try:
+            import rclpy  # pyright: ignore[reportMissingImports]
+            from rclpy.executors import SingleThreadedExecutor  # pyright: ignore[reportMissingImports]
+            from rclpy.qos import qos_profile_sensor_data  # pyright: ignore[reportMissingImports]
+            from sensor_msgs.msg import JointState  # pyright: ignore[reportMissingImports]
+            from std_msgs.msg import Float64MultiArray  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise SpecError(f"the ROS 2 bridge needs rclpy, sensor_msgs and std_msgs of a ROS 2: {error}") from None
+        self.spec = ControlSpec.from_json(Path(spec).read_text())
+        self._sources = sources(self.spec)
+        low, high = np.asarray(self.spec.limits.command_low), np.asarray(self.spec.limits.command_high)
+        self.neutral_command = (
+            np.asarray([float(v) for v in neutral.split(",")]) if neutral else (low + high) / 2
+        ).astype(np.float32)
+        self._patience = float(patience_s)
+        self._context = rclpy.Context()
+        rclpy.init(context=self._context)
+        self._message = Float64MultiArray
+        self._node = rclpy.create_node("firsthand_onboard", context=self._context)
+        self._publisher = self._node.create_publisher(Float64MultiArray, commands, 1)
+        self._node.create_subscription(JointState, states, self._arrived, qos_profile_sensor_data)
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self._node)
+        self._measured, self._arrived_at = np.full(len(self._sources), math.nan), -math.inf
+        self._wait(float(startup_s), states)
+
+    def _wait(self, seconds: float, states: str) -> None:
+        deadline = time.monotonic() + seconds
+        while self._arrived_at < 0:
+            if time.monotonic() > deadline:
+                raise MachineError(f"no JointState arrived on {states} within {seconds:g} s")
+            self._executor.spin_once(timeout_sec=0.05)
+
+    def _arrived(self, message: Any) -> None:
+        index = {name: i for i, name in enumerate(message.name)}
+        measured = np.full(len(self._sources), math.nan)
+        for k, (joint, field) in enumerate(self._sources):
+            values = getattr(message, field)
+            if joint in index and index[joint] < len(values):
+                measured[k] = values[index[joint]]
+        self._measured, self._arrived_at = measured, time.monotonic()
+
+    def read(self) -> np.ndarray:
+        """The newest joint state; what it lacks is not a number, and the gate knows what to do with that."""
+        self._executor.spin_once(timeout_sec=0)
+        if time.monotonic() - self._arrived_at > self._patience:
+            raise MachineError(f"no JointState arrived for {self._patience:g} s")
+        return self._measured
+
+    def write(self, command: np.ndarray) -> None:
+        """Publish a command."""
+        self._publisher.publish(self._message(data=[float(c) for c in command]))
+
+    def neutral(self) -> None:
+        """Publish the neutral command, and keep listening while nothing is read."""
+        self.write(self.neutral_command)
+        self._executor.spin_once(timeout_sec=0)
+
+    def close(self) -> None:
+        """Leave ROS."""
+        import rclpy  # pyright: ignore[reportMissingImports]
+
+        self._executor.shutdown()
+        self._node.destroy_node()
+        rclpy.shutdown(context=self._context)

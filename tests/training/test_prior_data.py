@@ -24,7 +24,7 @@ from firsthand.training.prior import Prior, gather
 HYPER = dataclasses.replace(preset("fast"), policy_steps=2, imagined=4, model_steps=50, model_hidden=(16,))
 EPISODES = 9
 """With and without a log of 900 rows the buffer has the same size, so that what is compiled is shared."""
-KEPT = 2 * 6 * 20
+ROWS = 895
 DONE = 3
 """Most tests stop here."""
 
@@ -84,11 +84,10 @@ def numbers(trainer: Trainer) -> dict[str, bytes]:
 def test_resuming_rebuilds_the_same_buffer_and_the_same_learner(task: Task, log: Path, tmp_path: Path) -> None:
     prior = gather(task.spec, data=[log])
     whole = start(task, prior, tmp_path / "whole")
-    assert prior.rows == 895
-    assert int(whole.buffer.size) == KEPT == 240, "evenly spaced, two episodes' worth"
+    assert int(whole.buffer.size) == prior.rows == ROWS
     for _ in range(DONE):
         whole.run_episode()
-    assert int(whole.buffer.size) == KEPT + DONE * 6 * 20
+    assert int(whole.buffer.size) == ROWS + DONE * 6 * 20
 
     parts = start(task, prior, tmp_path / "parts")
     log.unlink()  # what was taken is in the run folder
@@ -115,7 +114,7 @@ def test_what_is_taken_and_what_is_refused_is_remembered(task: Task, log: Path, 
     stored = TrainingConfig.from_dict(trainer.run.config)
     assert stored.data == (taken,)
     assert stored.data[0].path == str(log.resolve())
-    x, u, y = (np.asarray(a[:KEPT]) for a in (trainer.buffer.states, trainer.buffer.commands, trainer.buffer.following))
+    x, u, y = (np.asarray(a[:ROWS]) for a in (trainer.buffer.states, trainer.buffer.commands, trainer.buffer.following))
     np.testing.assert_allclose(y[:, 0], x[:, 0] + 0.1 * u[:, 0], atol=1e-6)
 
 
@@ -128,6 +127,18 @@ def test_the_warm_start_teaches_the_model_and_the_policy(task: Task, log: Path) 
     # Measured before the model has seen the episode, on motion that the log did not hold.
     assert second["prediction_error"] < 0.2 * first["prediction_error"]
     assert second["tracking_error_m"] < 0.6 * first["tracking_error_m"]
+
+
+def test_a_long_log_is_thinned_evenly(task: Task, log: Path) -> None:
+    prior = gather(task.spec, data=[log, log])
+    assert prior.rows == 2 * ROWS
+    buffer = prior.buffer(task, 0)
+    assert int(buffer.size) == 10 * 6 * 20, "ten episodes' worth"
+    states = np.concatenate([rows.states for rows in prior.taken])
+    picked = np.asarray(buffer.states[:1200])
+    np.testing.assert_array_equal(picked[[0, -1]], states[[0, -1]])
+    at = [int(np.flatnonzero((states == row).all(axis=1))[0]) for row in picked[:500]]
+    assert set(np.diff(at)) <= {1, 2}
 
 
 def source(task: Task, path: Path) -> Trainer:

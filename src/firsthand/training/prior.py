@@ -33,7 +33,7 @@ from .origin import InitFrom, Parts, TakenLog, check_parts
 WEIGHTS = "init.safetensors"
 MODEL_ROUNDS = 10
 """Most times that an episode's number of Adam steps is taken on the logs before the first episode."""
-KEPT_EPISODES = 2
+KEPT_EPISODES = 10
 """Most of the logs that stays in the buffer, in episodes' worth of transitions."""
 POLICY_ROUNDS = 10
 """How many episodes are imagined before the first real one, where the policy starts from random weights."""

@@ -11,6 +11,7 @@ from ..cache import cache_folder
 from ..errors import UserError
 from .characterize import Characterize
 from .evaluate import Evaluate
+from .export import Export
 from .inspect import Inspect
 from .machine import Machine
 from .report import Report
@@ -21,6 +22,7 @@ Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Characterize, tyro.conf.subcommand("characterize")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[Machine, tyro.conf.subcommand("machine")]

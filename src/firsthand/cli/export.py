@@ -1,0 +1,29 @@
+"""`firsthand export`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+
+@dataclass(frozen=True)
+class Export:
+    """Take a run's policy away as C, ONNX or safetensors, or the robot's log as MCAP."""
+
+    run_folder: Annotated[Positional[Path], arg(metavar="RUN", help_behavior_hint="")]
+    """Folder of the run."""
+    format: Annotated[str, arg(metavar="FORMAT")] = "c"
+    """c, onnx, safetensors (each with a model card), or mcap (everything the robot did)."""
+    episode: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
+    """Take the policy that ran this episode (from 1); by default the best that the robot has proven."""
+    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """Folder for the files; by default RUN/export."""
+
+    def run(self) -> int:
+        """Write and say where."""
+        from ..export import write_export
+
+        for path in write_export(self.run_folder, self.format, self.out, self.episode):
+            print(path)
+        return 0

@@ -1,0 +1,283 @@
+"""A policy as C99: one source file, a header and a test with its vector. No allocation, no library but libm."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.policy import Layer, policy_command
+
+from .card import ModelCard
+
+VECTORS = 16
+"""Inputs in the test vector."""
+TOLERANCE = 1e-6
+"""How far the compiled policy may be from the vector, in half ranges of the command."""
+
+
+def identifier(robot: str) -> str:
+    """The robot's name as the start of a C name."""
+    name = re.sub(r"\W+", "_", robot, flags=re.ASCII).strip("_").lower()
+    return name if name and not name[0].isdigit() else f"robot_{name}".strip("_")
+
+
+def c_files(spec: ControlSpec, layers: Sequence[Layer], card: ModelCard, *, seed: int = 0) -> dict[str, str]:
+    """File names and texts: source, header, and a program that checks the test vector."""
+    name = identifier(spec.robot)
+    return {
+        f"{name}_policy.h": _header(name, spec, card),
+        f"{name}_policy.c": _source(name, spec, layers, card),
+        f"{name}_policy_test.c": _test(name, spec, layers, seed),
+    }
+
+
+def _comment(card: ModelCard) -> str:
+    lines = [line.replace("*/", "* /") for line in card.lines()]
+    return "/*\n" + "".join(f" * {line}\n" for line in lines) + " */\n"
+
+
+def _header(name: str, spec: ControlSpec, card: ModelCard) -> str:
+    layout, upper = spec.layout, name.upper()
+    return f"""{_comment(card)}#ifndef {upper}_POLICY_H
+#define {upper}_POLICY_H
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+#define {upper}_MEASURED {layout.num_measured}
+#define {upper}_COMMANDS {layout.num_commands}
+#define {upper}_OUTPUTS {spec.num_outputs}
+#define {upper}_STATE {layout.size}
+#define {upper}_POINTS {1 + len(spec.preview)} /* of the reference: now and ahead */
+#define {upper}_PERIOD_S {spec.period_s:.9g}
+
+/* What the policy remembers between steps: measurements and commands. */
+typedef struct {{
+    float state[{upper}_STATE];
+    float command[{upper}_COMMANDS];
+    int moving;
+}} {name}_memory;
+
+/* Before the first step of a robot that stands still with neutral commands. */
+void {name}_begin({name}_memory *memory, const float *measured);
+
+/* One control period: from what is measured now and the reference (row 0 now, the others ahead) to the command. */
+void {name}_step({name}_memory *memory, const float *measured, const float *points, float *command);
+
+/* After a step, when something between policy and robot changed the command: what was really applied. */
+void {name}_applied({name}_memory *memory, const float *command);
+
+/* The points of a reference of `length` rows that {name}_step wants at row `step`; held at the last row. */
+void {name}_points(const float *reference, int length, int step, float *points);
+
+/* The bare function from state and points to command; {name}_step calls it. */
+void {name}_evaluate(const float *state, const float *points, float *command);
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+
+def _array(kind: str, name: str, values: np.ndarray | Sequence[float]) -> str:
+    items = [_number(value) for value in np.asarray(values).reshape(-1)]
+    rows = [", ".join(items[i : i + 8]) for i in range(0, len(items), 8)]
+    return f"static const {kind} {name}[{len(items)}] = {{\n    " + ",\n    ".join(rows) + "};\n"
+
+
+def _number(value: float) -> str:
+    """The shortest text that reads back as the same single-precision number."""
+    if float(value).is_integer() and isinstance(value, int | np.integer):
+        return str(int(value))
+    text = f"{np.float32(value):.9g}"
+    return f"{text}f" if any(mark in text for mark in ".en") else f"{text}.0f"
+
+
+def _tip(spec: ControlSpec) -> str:
+    """Statements that set `tip` from `measured`."""
+    if not isinstance(spec.kinematics, PlanarChain):
+        return "".join(f"    tip[{i}] = state[{entry}];\n" for i, entry in enumerate(spec.kinematics.indices))
+    chain = spec.kinematics
+    lines = [
+        "    float angle = 0.0f, c, s, along;\n",
+        f"    tip[0] = {_number(chain.base[0])};\n",
+        f"    tip[1] = {_number(chain.base[1])};\n",
+    ]
+    for joint, entry in zip(chain.joints, spec.layout.position, strict=True):
+        if joint.kind == "revolute":
+            lines.append(f"    angle += state[{entry}];\n    along = {_number(joint.along)};\n")
+        else:
+            lines.append(f"    along = {_number(joint.along)} + state[{entry}];\n")
+        across = _number(joint.perpendicular)
+        lines.append("    c = cosf(angle);\n    s = sinf(angle);\n")
+        lines.append(f"    tip[0] += c * along + s * {across};\n    tip[1] += c * {across} - s * along;\n")
+    return "".join(lines)
+
+
+def _source(name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCard) -> str:
+    layout, scales, upper = spec.layout, spec.scales, name.upper()
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    tables = [
+        _array("float", "center", scales.measured_center),
+        _array("float", "scale", scales.measured_scale),
+        _array("float", "change", scales.change_scale),
+        _array("float", "middle", (low + high) / 2),
+        _array("float", "half", (high - low) / 2),
+        _array("int", "ahead", np.asarray((0, *spec.preview), int)),
+    ]
+    calls, source = [], "features"
+    for i, (weight, bias) in enumerate(layers):
+        weight = np.asarray(weight, np.float32)
+        # By input, so that the inner loop runs over outputs and compilers can take several at a time.
+        tables += [_array("float", f"weight{i}", weight.T), _array("float", f"bias{i}", np.asarray(bias, np.float32))]
+        calls.append(f"    layer(weight{i}, bias{i}, {source}, {weight.shape[1]}, out{i}, {weight.shape[0]});\n")
+        source = f"out{i}"
+    outs = ", ".join(f"out{i}[{len(bias)}]" for i, (_, bias) in enumerate(layers))
+    return f"""{_comment(card)}#include "{name}_policy.h"
+
+#include <math.h>
+
+enum {{
+    MEASURED = {upper}_MEASURED,
+    COMMANDS = {upper}_COMMANDS,
+    OUTPUTS = {upper}_OUTPUTS,
+    STATE = {upper}_STATE,
+    POINTS = {upper}_POINTS,
+    EARLIER = {layout.measurement_memory}, /* measurements remembered besides the newest */
+    FIRST_COMMAND = {layout.command_start},
+    FEATURES = {spec.observation_size}
+}};
+
+{"".join(tables)}
+static void layer(const float *restrict weight, const float *restrict bias, const float *restrict in, int inputs,
+                  float *restrict out, int outputs)
+{{
+    for (int o = 0; o < outputs; o++) out[o] = bias[o];
+    for (int i = 0; i < inputs; i++) {{
+        const float x = in[i];
+        const float *restrict row = weight + (long)i * outputs;
+        for (int o = 0; o < outputs; o++) out[o] += row[o] * x;
+    }}
+    for (int o = 0; o < outputs; o++) out[o] = tanhf(out[o]);
+}}
+
+static void tracked_output(const float *state, float *tip)
+{{
+{_tip(spec)}}}
+
+void {name}_evaluate(const float *state, const float *points, float *command)
+{{
+    float features[FEATURES], tip[OUTPUTS], {outs};
+    int at = 0;
+    for (int i = 0; i < MEASURED; i++) features[at++] = (state[i] - center[i]) / scale[i];
+    for (int j = 1; j <= EARLIER; j++)
+        for (int i = 0; i < MEASURED; i++) features[at++] = (state[i] - state[j * MEASURED + i]) / change[i];
+    for (int i = FIRST_COMMAND; i < STATE; i++) {{
+        const int channel = (i - FIRST_COMMAND) % COMMANDS;
+        features[at++] = (state[i] - middle[channel]) / half[channel];
+    }}
+    tracked_output(state, tip);
+    for (int i = 0; i < OUTPUTS; i++) features[at++] = (points[i] - tip[i]) / {_number(scales.error)};
+    for (int p = 1; p < POINTS; p++)
+        for (int i = 0; i < OUTPUTS; i++)
+            features[at++] = (points[p * OUTPUTS + i] - points[i]) / {_number(scales.preview)};
+{"".join(calls)}    for (int i = 0; i < COMMANDS; i++) command[i] = middle[i] + half[i] * {source}[i];
+}}
+
+void {name}_begin({name}_memory *memory, const float *measured)
+{{
+    for (int j = 0; j <= EARLIER; j++)
+        for (int i = 0; i < MEASURED; i++) memory->state[j * MEASURED + i] = measured[i];
+    for (int i = FIRST_COMMAND; i < STATE; i++) memory->state[i] = middle[(i - FIRST_COMMAND) % COMMANDS];
+    for (int i = 0; i < COMMANDS; i++) memory->command[i] = middle[i];
+    memory->moving = 0;
+}}
+
+void {name}_step({name}_memory *memory, const float *measured, const float *points, float *command)
+{{
+    float *state = memory->state;
+    if (memory->moving) {{
+        for (int i = FIRST_COMMAND - 1; i >= MEASURED; i--) state[i] = state[i - MEASURED];
+        for (int i = STATE - 1; i >= FIRST_COMMAND + COMMANDS; i--) state[i] = state[i - COMMANDS];
+        for (int i = 0; i < COMMANDS; i++) state[FIRST_COMMAND + i] = memory->command[i];
+    }}
+    for (int i = 0; i < MEASURED; i++) state[i] = measured[i];
+    {name}_evaluate(state, points, command);
+    {name}_applied(memory, command);
+}}
+
+void {name}_applied({name}_memory *memory, const float *command)
+{{
+    for (int i = 0; i < COMMANDS; i++) memory->command[i] = command[i];
+    memory->moving = 1;
+}}
+
+void {name}_points(const float *reference, int length, int step, float *points)
+{{
+    for (int p = 0; p < POINTS; p++) {{
+        int row = step + ahead[p];
+        if (row > length - 1) row = length - 1;
+        for (int i = 0; i < OUTPUTS; i++) points[p * OUTPUTS + i] = reference[(long)row * OUTPUTS + i];
+    }}
+}}
+"""
+
+
+def random_inputs(spec: ControlSpec, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """States `(count, state)` and reference points `(count, points, outputs)` of the size that a robot sees."""
+    rng, layout, scales = np.random.default_rng(seed), spec.layout, spec.scales
+    center, scale, change = (
+        np.asarray(v) for v in (scales.measured_center, scales.measured_scale, scales.change_scale)
+    )
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    newest = center + scale * rng.uniform(-1, 1, (count, layout.num_measured))
+    earlier = [newest + change * rng.normal(size=newest.shape) for _ in range(layout.measurement_memory)]
+    commands = [rng.uniform(low, high, (count, layout.num_commands)) for _ in range(layout.command_memory)]
+    states = np.concatenate([newest, *earlier, *commands], axis=1).astype(np.float32)
+    output = np.asarray(tracked_output(spec, states[:, : layout.num_measured].astype(np.float64)))
+    points = output[:, None] + scales.error * rng.normal(size=(count, 1, spec.num_outputs))
+    points = points + scales.preview * np.cumsum(0.3 * rng.normal(size=(count, 1 + len(spec.preview), 1)), axis=1)
+    return states, points.astype(np.float32)
+
+
+def exact_commands(spec: ControlSpec, layers: Sequence[Layer], states: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """The policy's commands in double precision, `(count, commands)`."""
+    double = [(np.asarray(w, np.float64), np.asarray(b, np.float64)) for w, b in layers]
+    rows = zip(states.astype(np.float64), points.astype(np.float64), strict=True)
+    return np.stack([policy_command(spec, double, state, preview) for state, preview in rows])
+
+
+def _test(name: str, spec: ControlSpec, layers: Sequence[Layer], seed: int) -> str:
+    upper = name.upper()
+    states, points = random_inputs(spec, VECTORS, seed)
+    expected = exact_commands(spec, layers, states, points)
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    return f"""/* Checks the policy against its test vector: cc -std=c99 -O3 {name}_policy.c {name}_policy_test.c -lm */
+#include "{name}_policy.h"
+
+#include <math.h>
+#include <stdio.h>
+
+enum {{ VECTORS = {VECTORS} }};
+{_array("float", "states", states)}{_array("float", "points", points)}{_array("float", "expected", expected)}\
+{_array("float", "half", (high - low) / 2)}
+int main(void)
+{{
+    double worst = 0.0;
+    for (int v = 0; v < VECTORS; v++) {{
+        float command[{upper}_COMMANDS];
+        {name}_evaluate(states + v * {upper}_STATE, points + v * {upper}_POINTS * {upper}_OUTPUTS, command);
+        for (int i = 0; i < {upper}_COMMANDS; i++) {{
+            const double off = fabs(((double)command[i] - expected[v * {upper}_COMMANDS + i]) / half[i]);
+            if (!(off <= worst)) worst = off;
+        }}
+    }}
+    printf("largest difference %.3g of half a command range\\n", worst);
+    return worst <= {TOLERANCE:g} ? 0 : 1;
+}}
+"""

@@ -1,0 +1,80 @@
+"""What goes with an exported policy, so that nobody has to guess what it is."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.policy import Layer, policy_to_bytes
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Where a policy comes from, what it reached, and what it expects."""
+
+    robot: str
+    """The robot it was learned on."""
+    run: str
+    """The run's folder."""
+    episode: int
+    """The episode that it ran on the robot."""
+    tracking_error_m: float | None
+    """Mean tracking error of that episode, on random references."""
+    period_s: float
+    """It must be called at this rate."""
+    measured: tuple[str, ...]
+    """What is measured, in this order."""
+    commands: tuple[str, ...]
+    """What is commanded, in this order."""
+    command_low: tuple[float, ...]
+    """Lowest commands."""
+    command_high: tuple[float, ...]
+    """Highest commands."""
+    preview: tuple[int, ...]
+    """How many steps ahead the reference is looked at, besides now."""
+    outputs: int
+    """Coordinates of the tracked output."""
+    sha256: str
+    """Of specification and weights as safetensors."""
+    spec_sha256: str
+    """Of the control specification alone."""
+
+    @staticmethod
+    def of(
+        spec: ControlSpec, layers: Sequence[Layer], *, run: str, episode: int, tracking_error_m: float | None
+    ) -> "ModelCard":
+        """The card of a policy."""
+        return ModelCard(
+            robot=spec.robot,
+            run=run,
+            episode=episode,
+            tracking_error_m=tracking_error_m,
+            period_s=spec.period_s,
+            measured=spec.layout.measured,
+            commands=spec.layout.commands,
+            command_low=spec.limits.command_low,
+            command_high=spec.limits.command_high,
+            preview=spec.preview,
+            outputs=spec.num_outputs,
+            sha256=hashlib.sha256(policy_to_bytes(spec, layers)).hexdigest(),
+            spec_sha256=spec.digest(),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The card as text, a line each."""
+        reached = "unknown" if self.tracking_error_m is None else f"{100 * self.tracking_error_m:.2f} cm"
+        limits = zip(self.commands, self.command_low, self.command_high, strict=True)
+        return [
+            f"Policy of {self.robot}, as it ran episode {self.episode} of {self.run}.",
+            f"Mean tracking error of that episode, on random references: {reached}.",
+            f"Control period: {self.period_s:g} s. Nothing here checks limits of joints or of speed.",
+            f"Measured: {', '.join(self.measured)}.",
+            "Commands: " + ", ".join(f"{name} {low:g} to {high:g}" for name, low, high in limits) + ".",
+            f"Reference: {self.outputs} coordinates now and {', '.join(map(str, self.preview))} steps ahead.",
+            f"SHA-256 of specification and weights: {self.sha256}.",
+        ]

@@ -1,0 +1,77 @@
+"""`write_export`: a run's policy, or its log, in one of the formats."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from firsthand_onboard.policy import Layer, policy_to_bytes
+
+from ..errors import UserError, suggest
+from ..runs import atomic
+from ..training.restore import RestoredRun
+from .c_source import c_files, identifier
+from .card import ModelCard
+from .onnx_graph import onnx_model
+from .robot_log import mcap_log
+
+Files = dict[str, bytes]
+
+
+def _c(restored: RestoredRun, layers: list[Layer], card: ModelCard) -> Files:
+    return {name: text.encode() for name, text in c_files(restored.task.spec, layers, card).items()}
+
+
+def _onnx(restored: RestoredRun, layers: list[Layer], card: ModelCard) -> Files:
+    return {f"{identifier(card.robot)}_policy.onnx": onnx_model(restored.task.spec, layers, card)}
+
+
+def _safetensors(restored: RestoredRun, layers: list[Layer], card: ModelCard) -> Files:
+    return {f"{identifier(card.robot)}_policy.safetensors": policy_to_bytes(restored.task.spec, layers)}
+
+
+POLICY_FORMATS: dict[str, Callable[[RestoredRun, list[Layer], ModelCard], Files]] = {
+    "c": _c,
+    "onnx": _onnx,
+    "safetensors": _safetensors,
+}
+FORMATS = (*POLICY_FORMATS, "mcap")
+
+
+def write_export(path: Path, kind: str, out: Path | None = None, episode: int | None = None) -> list[Path]:
+    """Write the kept policy of a run, or that of an episode, to a folder; `mcap` writes what the robot did.
+
+    Returns what was written. Without `out` the folder is `export` in the run's own.
+    """
+    if kind not in FORMATS:
+        raise UserError(f"There is no format {kind!r}{suggest(kind, FORMATS)}; known are {', '.join(FORMATS)}.")
+    restored = RestoredRun.open(path)
+    folder = out or restored.folder.path / "export"
+    if kind == "mcap":
+        if episode is not None:
+            raise UserError("--episode is for policies; --format mcap writes all episodes.")
+        if not restored.episodes():
+            raise UserError(f"{restored.folder.path} has no finished episode yet.")
+        files = {f"{identifier(restored.task.name)}.mcap": mcap_log(restored)}
+    else:
+        layers, card = policy_and_card(restored, episode)
+        name = f"{identifier(card.robot)}_policy"
+        files = POLICY_FORMATS[kind](restored, layers, card)
+        files[f"{name}.md"] = ("# Model card\n\n" + "".join(f"- {line}\n" for line in card.lines())).encode()
+    atomic.make_folder(folder)
+    for name, data in files.items():
+        atomic.write_bytes(folder / name, data)
+    return [folder / name for name in files]
+
+
+def policy_and_card(restored: RestoredRun, episode: int | None) -> tuple[list[Layer], ModelCard]:
+    """The weights, and what is known about them."""
+    ran = restored.kept_episode() if episode is None else episode
+    policy = restored.policy(episode)
+    errors = {row["episode"]: row["tracking_error_m"] for row in restored.metrics()}
+    card = ModelCard.of(
+        restored.task.spec,
+        policy.layers,
+        run=restored.folder.path.name,
+        episode=ran or 0,
+        tracking_error_m=errors.get(ran),
+    )
+    return list(policy.layers), card

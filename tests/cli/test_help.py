@@ -21,11 +21,13 @@ except SystemExit as end:
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        ([], ["train", "evaluate", "report", "characterize"]),
+        ([], ["train", "evaluate", "report", "export", "characterize", "inspect", "machine", "simulator"]),
         (["train"], ["ROBOT", "--preset", "--episodes", "--seed", "--out", "--resume", "--eta", "--model-rate"]),
         (["evaluate"], ["RUN", "--episode", "--speed", "--json", "--oracle"]),
         (["report"], ["RUN"]),
+        (["export"], ["RUN", "--format", "--episode", "--out"]),
         (["characterize"], ["ROBOT"]),
+        (["inspect"], ["ROBOT", "--minutes", "--amplitude", "--seed", "--out"]),
     ],
 )
 def test_help_names_everything_and_imports_nothing_heavy(command: list[str], names: list[str]) -> None:

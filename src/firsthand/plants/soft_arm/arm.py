@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from firsthand.plants.base import AbstractPlant
@@ -16,7 +17,15 @@ from firsthand.plants.soft_arm.body import (
     taut_stiffness,
     upright,
 )
-from firsthand.plants.soft_arm.cables import cable_commands, cable_torques, motor_speeds, next_slip, tensions
+from firsthand.plants.soft_arm.cables import (
+    cable_commands,
+    cable_torques,
+    command_map,
+    motor_speeds,
+    next_slip,
+    routing,
+    tensions,
+)
 from firsthand.plants.soft_arm.geometry import bends_of_ends, segment_ends
 from firsthand.plants.soft_arm.parameters import PERIOD_S, SoftArmParameters
 
@@ -82,32 +91,23 @@ class SoftArm(AbstractPlant):
         With the arm upright the motors are at zero. Anywhere else neutral commands will move it back: commands of this
         robot are positions.
         """
-        p = self.parameters
-        bends = bends_of_ends(jnp.asarray(position, float).reshape(3, 3))
-        zero = jnp.zeros_like(bends)
-        return SoftArmState(
-            bends=bends,
-            rates=zero,
-            creep=p.creep_share * bends,
-            slip=jnp.zeros(9, bends.dtype),
-            motors=cable_commands(self.holding_command(bends), p),
-            seen=bends,
-        )
+        return _held(self, jnp.asarray(position, float))
 
     def holding_command(self, bends: Float[Array, "6"]) -> Float[Array, "6"]:
-        """The command that holds the arm there for long, by Newton's method; not clipped to [-1, 1]."""
-        p = self.parameters
-        zero = jnp.zeros_like(bends)
-        others = inertia(bends, self.payload_kg, p).gravity + elastic_torques(bends, p.creep_share * bends, p)
+        """The command that holds the arm there for long; not clipped to [-1, 1].
 
-        def unbalanced(command):
-            tension = tensions(bends, cable_commands(command, p), p)
-            return cable_torques(bends, tension, jnp.zeros(9, bends.dtype), p) + others
+        Newton's method with the Jacobian of taut cables, which is constant.
+        """
+        p = self.parameters
+        others = inertia(bends, self.payload_kg, p).gravity + elastic_torques(bends, p.creep_share * bends, p)
+        inverse = np.linalg.inv(p.cable_stiffness * routing(p).T @ command_map(p))
 
         def improve(command, _):
-            return command - jnp.linalg.solve(jax.jacfwd(unbalanced)(command), unbalanced(command)), None
+            tension = tensions(bends, cable_commands(command, p), p)
+            unbalanced = cable_torques(bends, tension, jnp.zeros(9, bends.dtype), p) + others
+            return command - inverse @ unbalanced, None
 
-        return jax.lax.scan(improve, zero, None, length=8)[0]
+        return jax.lax.scan(improve, jnp.zeros_like(bends), None, length=12)[0]
 
     def step(self, state: SoftArmState, command: Float[Array, "6"], *, key: PRNGKeyArray) -> SoftArmState:
         """One control period of 0.05 s with `command`, clipped to [-1, 1], held."""
@@ -154,3 +154,18 @@ class SoftArm(AbstractPlant):
         """x, y, z of the first, second and third segment's end in metres, z up."""
         ends = segment_ends(state.seen, self.parameters.length_m).reshape(9)
         return ends + self.position_noise * jax.random.normal(key, (9,), ends.dtype)
+
+
+@eqx.filter_jit
+def _held(plant: SoftArm, position: Float[Array, "9"]) -> SoftArmState:
+    """`SoftArm.reset`, compiled as a whole also when called outside of a compiled function."""
+    p = plant.parameters
+    bends = bends_of_ends(position.reshape(3, 3))
+    return SoftArmState(
+        bends=bends,
+        rates=jnp.zeros_like(bends),
+        creep=p.creep_share * bends,
+        slip=jnp.zeros(9, bends.dtype),
+        motors=cable_commands(plant.holding_command(bends), p),
+        seen=bends,
+    )

@@ -27,10 +27,14 @@ def routing(p: SoftArmParameters) -> np.ndarray:
     return (p.radius_m * np.einsum("sj,scx->scjx", PASSES, directions(p))).reshape(9, 6)
 
 
+def command_map(p: SoftArmParameters) -> np.ndarray:
+    """`(9, 6)`, m: two cables per segment follow their commands, the third moves so that the three add up to zero."""
+    return np.kron(np.diag(p.travel_m), np.asarray([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]))
+
+
 def cable_commands(command: Float[Array, "6"], p: SoftArmParameters) -> Float[Array, "9"]:
-    """What the motors are told to draw in: two cables per segment by command, the third so that their sum is zero."""
-    two = command.reshape(SEGMENTS, 2) * np.asarray(p.travel_m)[:, None]
-    return jnp.concatenate([two, -jnp.sum(two, axis=1, keepdims=True)], axis=1).reshape(9)
+    """What the motors are told to draw in, m."""
+    return jnp.asarray(command_map(p)) @ command
 
 
 def tensions(bends: Float[Array, "6"], motors: Float[Array, "9"], p: SoftArmParameters) -> Float[Array, "9"]:

@@ -24,17 +24,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from firsthand.plants.excavator.characterize import Row
-from firsthand.plants.soft_arm.arm import SoftArm
+from firsthand.plants.soft_arm.arm import SoftArm, SoftArmState
 from firsthand.plants.soft_arm.body import elastic_torques, inertia
 from firsthand.plants.soft_arm.cables import cable_torques, tensions
 from firsthand.plants.soft_arm.geometry import segment_ends, straight
 from firsthand.plants.soft_arm.parameters import PERIOD_S
 
 RUNS, CHUNK = 8, 60
-"""Runs simulated side by side, and control periods per compiled call: every experiment shares one compiled function."""
+"""Runs simulated side by side, and control periods per compiled call."""
 LONG = 600
 """Control periods of the longest experiments: 30 s."""
 TURN_S = 12.6
@@ -56,6 +56,12 @@ class Response(NamedTuple):
 
 
 @eqx.filter_jit
+def _rest(plant):
+    """Upright."""
+    return plant.reset(jnp.asarray(straight(plant.parameters.length_m)))
+
+
+@eqx.filter_jit
 def _chunk(plant, loads, states, commands):
     key = jax.random.key(0)
 
@@ -74,15 +80,22 @@ def _chunk(plant, loads, states, commands):
     return jax.vmap(one)(loads, states, commands)
 
 
-def respond(plant: SoftArm, commands: Float[np.ndarray, "runs steps 6"], loads: Float[np.ndarray, " runs"]) -> Response:
-    """What the arm does from rest upright under these commands with these tip loads; at most `RUNS` runs."""
+def respond(
+    plant: SoftArm,
+    commands: Float[np.ndarray, "runs steps 6"],
+    loads: Float[np.ndarray, " runs"],
+    start: SoftArmState | None = None,
+) -> Response:
+    """What the arm does under these commands with these tip loads, from rest upright unless another start is given.
+
+    At most `RUNS` runs. They go in chunks of fixed size, so that every experiment shares one compiled function.
+    """
     runs, steps = commands.shape[:2]
     full = np.zeros((RUNS, -(-steps // CHUNK) * CHUNK, 6))
     full[:runs, :steps] = commands
     weights = np.zeros(RUNS)
     weights[:runs] = loads
-    rest = plant.reset(jnp.asarray(straight(plant.parameters.length_m)))
-    states = jax.tree.map(lambda leaf: jnp.tile(leaf, (RUNS, 1)), rest)
+    states = jax.tree.map(lambda leaf: jnp.tile(leaf, (RUNS, 1)), _rest(plant) if start is None else start)
     found = []
     for chunk in np.split(full, full.shape[1] // CHUNK, axis=1):
         states, response = _chunk(plant, jnp.asarray(weights), states, jnp.asarray(chunk))
@@ -147,10 +160,9 @@ def _stiffness(plant, load, with_gravity):
 
 
 @eqx.filter_jit
-def _flow(plant, dt):
-    """∂(bends, rates) after a very short time over before, upright and at rest."""
+def _flow(plant, rest, dt):
+    """∂(bends, rates) after a very short time over before, at rest."""
     p = plant.parameters
-    rest = plant.reset(jnp.asarray(straight(p.length_m)))
     around = inertia(rest.bends, plant.payload_kg, p)
     admittance = plant.admittance(around, dt)
 
@@ -175,7 +187,7 @@ def _statics(plant: SoftArm) -> Iterator[Row]:
         )
         yield Row(f"softest direction against gravity, {name}", "N m/rad", 0.05, 8.0, least, "E")
     dt = 1e-4
-    values = np.linalg.eigvals((np.asarray(_flow(plant, dt), np.float64) - np.eye(12)) / dt)
+    values = np.linalg.eigvals((np.asarray(_flow(plant, _rest(plant), dt), np.float64) - np.eye(12)) / dt)
     ratios = sorted((abs(v), -v.real / abs(v)) for v in values if v.imag > 0)
     for name, (_, ratio) in zip(("lowest", "middle", "highest"), ratios[::2], strict=True):
         yield Row(f"ζ of the {name} mode", "", 0.3, 0.5, float(ratio), "E")
@@ -251,13 +263,12 @@ def fit_creep(tip: np.ndarray) -> tuple[float, float]:
 
 
 @eqx.filter_jit
-def _readings(plant: SoftArm, keys: Array) -> Array:
-    state = plant.reset(jnp.asarray(straight(plant.parameters.length_m)))
+def _readings(plant, state, keys):
     return jax.vmap(lambda key: plant.measure(state, key=key))(keys)
 
 
 def _sensors(plant: SoftArm) -> Iterator[Row]:
-    readings = np.asarray(_readings(plant, jax.random.split(jax.random.key(0), 2000)), np.float64)
+    readings = np.asarray(_readings(plant, _rest(plant), jax.random.split(jax.random.key(0), 2000)), np.float64)
     yield Row("noise of the motion capture", "mm", 0.45, 0.55, 1e3 * float(readings.std(axis=0).mean()), "E")
     yield Row("control rate", "Hz", 20.0, 20.0, 1 / plant.period_s, "E")
 

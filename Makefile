@@ -9,13 +9,14 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
 LINT_READY := $(VENV)/.ready-lint
 
-.PHONY: train test lint format bench clean help
+.PHONY: train test lint format bench soak clean help
 
 help:
 	@echo "make train   set up, teach the simulated excavator from random weights, write a report to $(RUN)/report"
 	@echo "make test    set up and run the tests"
 	@echo "make lint    ruff and pyright"
 	@echo "make bench   the benchmarks (slow)"
+	@echo "make soak    kills, cuts and floods against the onboard program, many times (slow)"
 
 train: $(READY)
 	$(BIN)/firsthand train excavator --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume,--episodes $(EPISODES))
@@ -35,6 +36,10 @@ format: $(LINT_READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/excavator_speed.py
 	$(BIN)/python benchmarks/update_cost.py
+
+# Real processes killed and links cut, many times: half an hour. Small forms of the same are in `make test`.
+soak: $(TEST_READY)
+	cd tests && ../$(BIN)/python -m onboard_runtime.soak --out ../benchmarks/results/soak.json
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info onboard/src/*.egg-info

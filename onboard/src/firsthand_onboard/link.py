@@ -108,8 +108,9 @@ def _open(mode: str, address: str, security: Security | None) -> zenoh.Session:
     try:
         return zenoh.open(config)
     except zenoh.ZError as error:
-        doing = "listen at" if mode == "peer" else "connect to"
-        raise LinkError(f"cannot {doing} {address}: {str(error).split(' at /')[0]}") from None
+        if mode == "client":
+            raise LinkError(f"nobody answers at {address}") from None
+        raise LinkError(f"cannot listen at {address}: {str(error).split(' at /')[0]}") from None
 
 
 def identity() -> str:

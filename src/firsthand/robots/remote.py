@@ -26,7 +26,7 @@ from .onboard import Arrays, OnboardRobot, policy_layers
 
 PATIENCE_S = 600.0
 """How long an unreachable or faulty robot is waited for."""
-FIND_S = 5.0
+FIND_S = 2.0
 """How long an address is tried when it is first named."""
 CERTIFICATES = "FIRSTHAND_CERTIFICATES"
 """Environment variable with the folder of certificates, for tls addresses."""
@@ -69,9 +69,7 @@ class RemoteSource:
         try:
             return self._patiently(self._hello_spec)
         except (LinkError, SpecError) as error:
-            raise UserError(
-                f"No robot can be reached: {error}; start one there with firsthand-onboard serve."
-            ) from None
+            raise UserError(f"No robot is there: {error}; start it with firsthand-onboard serve.") from None
 
     def _hello_spec(self) -> ControlSpec:
         client = ClientEnd(self.address, security(), run="find")

@@ -1,0 +1,66 @@
+"""Run in a process of its own on one core: two episodes over the link, the same in process, the compiled simulation."""
+
+import json
+import sys
+
+import numpy as np
+
+from firsthand.robots import EpisodeRecord
+from firsthand.robots.onboard import ExecutorRobot, OnboardRobot
+from firsthand.robots.registry import make_robot
+from firsthand.robots.remote import RemoteRobot, disconnect
+from firsthand.robots.simulated_machine import LockStepMachine, make_plant
+from firsthand.training import Trainer, TrainingConfig
+from firsthand.training.data import smooth_excitation
+from firsthand.training.guard import Guard, GuardSettings
+from firsthand.training.loop import policy_arrays
+from firsthand_onboard.gate import GateLimits
+
+
+def learned(robot: OnboardRobot, config: TrainingConfig) -> dict[str, np.ndarray]:
+    """Everything that two episodes leave behind."""
+    trainer = Trainer(robot, config, callbacks=(Guard(GuardSettings(authority=0.3)),))
+    found = {}
+    for _ in range(2):
+        summary = trainer.run_episode()
+        found.update({f"{summary.episode}.{name}": array for name, array in summary.record.arrays().items()})
+    return {**found, **policy_arrays(trainer.state.policy)}
+
+
+def first_episode(config: TrainingConfig) -> tuple[EpisodeRecord, EpisodeRecord]:
+    """By the compiled simulation, and by the numpy executor with nothing but the range in its gate."""
+    task = config.make_task()
+    machine = LockStepMachine(make_plant("excavator"))
+    robots = make_robot("excavator", task), ExecutorRobot(machine, task, GateLimits.wide(task.spec))
+    policy = Trainer(robots[0], config).state.policy
+    rng = np.random.default_rng(0)
+    goals = task.sample_goals(rng, robots[0].measured(), task.trajectories)
+    excitation = smooth_excitation(task, config.hyper.excitation, rng)
+    first, second = (robot.run_episode(policy, goals, excitation) for robot in robots)
+    return first, second
+
+
+def main(address: str) -> None:
+    """Print what differs."""
+    config = TrainingConfig.of("excavator", episodes=6, model_steps=20, policy_steps=2, imagined=2)
+    task = config.make_task()
+    over_link = learned(RemoteRobot(address, task), config)
+    disconnect(address)
+    in_process = learned(ExecutorRobot(LockStepMachine(make_plant("excavator")), task), config)
+    compiled, executed = (record.arrays() for record in first_episode(config))
+    names = ("starts", "measured", "commands", "references")
+    print(
+        json.dumps(
+            {
+                "arrays": len(over_link),
+                "different": [n for n in over_link if over_link[n].tobytes() != in_process[n].tobytes()],
+                "free_share": float(over_link["1.free"].mean()),
+                "all_valid": bool(over_link["2.valid"].all()),
+                "farthest": max(float(np.abs(compiled[n] - executed[n]).max()) for n in names),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

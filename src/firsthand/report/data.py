@@ -114,7 +114,7 @@ class PathAxes:
         """x and z for an arm in the vertical plane, otherwise what is measured; one output is drawn over time."""
         if isinstance(spec.kinematics, PlanarChain):
             return PathAxes(("x (m)", "z (m)"), equal=True)
-        names = [spec.layout.measured[i].replace(".", " ") for i in spec.kinematics.indices]
+        names = [_plain(spec.layout.measured[i]) for i in spec.kinematics.indices]
         if len(names) == 1:
             return PathAxes(("time (s)", f"{names[0]} (m)"), equal=False)
         return PathAxes((f"{names[0]} (m)", f"{names[1]} (m)"), equal=True)
@@ -161,7 +161,7 @@ class TimeSeries:
             time=spec.period_s * np.arange(steps),
             error_m=error,
             commands=tuple(
-                Channel(name, record.commands[0, :steps, i], limits.command_low[i], limits.command_high[i])
+                Channel(_plain(name), record.commands[0, :steps, i], limits.command_low[i], limits.command_high[i])
                 for i, name in enumerate(spec.layout.commands)
             ),
             positions=tuple(
@@ -171,8 +171,13 @@ class TimeSeries:
         )
 
 
+def _plain(name: str) -> str:
+    """tip x, for what is called tip.x in files."""
+    return name.replace(".", " ")
+
+
 def _position_name(spec: ControlSpec, i: int) -> str:
     name = spec.layout.measured[spec.layout.position[i]].removesuffix(".position")
     if not isinstance(spec.kinematics, PlanarChain):
-        return name.replace(".", " ")
+        return _plain(name)
     return f"{name} ({'rad' if spec.kinematics.joints[i].kind == 'revolute' else 'm'})"

@@ -277,14 +277,14 @@ def health(
         log_scale(at, shown)
         at.set_title(title, loc="left")
 
-    def linear(at: Axes, title: str, values: np.ndarray, **style: Any) -> None:
+    def linear(at: Axes, title: str, values: np.ndarray, least: float = 1e-3, **style: Any) -> None:
         at.plot(episodes, values, color=PALETTE[0], **_dots(history), **style)
         at.set_title(title, loc="left")
         finite = values[np.isfinite(values)]
         if not finite.size:
             nothing(at)
         else:
-            top = max(1.12 * float(finite.max()), 1e-3)
+            top = max(1.12 * float(finite.max()), least)
             at.set_ylim(-0.04 * top, top)  # a little below zero, so that dots at zero are whole
 
     def counts(at: Axes, title: str, values: np.ndarray) -> None:
@@ -298,7 +298,8 @@ def health(
     logarithmic(axes[0, 1], "Step norm", "step_norm", step_bound, "bound η/(2√ε)")
     counts(axes[1, 0], "Policy steps taken", history.column("policy_steps"))
     counts(axes[1, 1], "Refused updates so far", history.column("refused_updates"))
-    linear(axes[2, 0], "Steps at a position limit (%)", 100 * history.column("limit_hits") / max(steps_per_episode, 1))
+    at_limit = 100 * history.column("limit_hits") / max(steps_per_episode, 1)
+    linear(axes[2, 0], "Steps at a position limit (%)", at_limit, least=1.0)
     linear(axes[2, 1], "Change of command |Δu| per step", history.column("command_change"))
     robot_time = np.diff(history.column("robot_time_s"), prepend=0.0)
     share = 100 * history.column("update_time_s") / np.where(robot_time > 0, robot_time, np.nan)

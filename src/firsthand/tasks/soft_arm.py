@@ -21,6 +21,8 @@ from .cost import TrackingCost
 
 ENDS = ("lower", "middle", "tip")
 COORDINATES = tuple(f"{end}.{axis}" for end in ENDS for axis in "xyz")
+MOTORS = tuple(f"{segment}.{cable}" for segment in ("lower", "middle", "upper") for cable in ("first", "second"))
+"""Two of the three cables of each segment are commanded."""
 HOME = (0.0, 0.0, 0.3, 0.0, 0.0, 0.6, 0.0, 0.0, 0.9)
 """The segment ends of the arm that stands upright, in metres."""
 TIP = (6, 7)
@@ -100,7 +102,7 @@ def soft_arm_task(
             measured=COORDINATES,
             position=tuple(range(9)),
             velocity=(),
-            commands=tuple(f"{segment}.{motor}" for segment in ENDS for motor in ("first", "second")),
+            commands=MOTORS,
             command_memory=command_memory,
             measurement_memory=measurement_memory,
         ),

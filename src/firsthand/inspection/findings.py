@@ -137,6 +137,12 @@ def _top(recording: Recording, channel: int) -> tuple[float, tuple[Push, ...]]:
     return amplitude, tuple(p for p in pushes if np.isclose(p.amplitude, amplitude))
 
 
+def _longest(pushes: tuple[Push, ...]) -> tuple[Push, ...]:
+    """The pushes that lasted longest, which show what settles; at least three where there are as many."""
+    enough = sorted((p.steps for p in pushes), reverse=True)[: min(3, len(pushes))][-1]
+    return tuple(p for p in pushes if p.steps >= enough)
+
+
 def _channel(
     recording: Recording,
     spec: ControlSpec,
@@ -151,8 +157,7 @@ def _channel(
     onset = find_onset(recording, tossed if len(tossed) >= 6 else pushes, motion, noise)
     if onset is None:
         return ChannelFindings(name, responds=False, amplitude=amplitude)
-    typical = int(np.median([p.steps for p in pushes]))
-    pushes = tuple(p for p in pushes if p.steps >= typical)
+    pushes = _longest(pushes)
     responses = [
         step_response(recording, pushes, quantity_of(spec, i), motion, period_s=period, half_range=half_range)
         for i in range(len(spec.layout.position))

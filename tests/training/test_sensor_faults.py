@@ -45,7 +45,7 @@ def test_every_spike_is_found_and_nothing_else(episode):
     off = (np.abs(seen.measured - true) > 0.5 * size).any(axis=-1)
     off[:, [0, -1]] = False  # at the ends there is no neighbour to tell
     assert 5 < off.sum() < 50
-    found = spikes(SPEC, seen.measured)
+    found = spikes(SPEC, seen.measured, seen.valid)
     assert (found[off]).mean() > 0.9  # two spikes in a row hide each other
     beside = off.copy()
     beside[:, 1:] |= off[:, :-1]

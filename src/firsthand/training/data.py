@@ -25,7 +25,8 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
         states.append(next_state(spec.layout, states[-1], record.commands[:, k], record.measured[:, k + 1]))
     states = np.stack(states, axis=1)
     finite = plausible(spec, states)
-    doubtful = remembered(spikes(spec, record.measured) | stuck(spec, record.measured), spec.layout.measurement_memory)
+    strange = spikes(spec, record.measured, record.valid) | stuck(spec, record.measured)
+    doubtful = remembered(strange, spec.layout.measurement_memory)
     sound = finite & ~doubtful
     usable = sound[:, :-1] & sound[:, 1:] & np.isfinite(record.commands).all(axis=-1)
     return Rollout(
@@ -60,18 +61,19 @@ STUCK_TRAVEL = 5.0
 """… and is, when position and velocity of its joint then disagree by so many change scales."""
 
 
-def spikes(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:
+def spikes(spec: ControlSpec, measured: np.ndarray, valid: np.ndarray) -> np.ndarray:
     """Which samples of `(trajectories, samples, measured)` hold a value that jumps out and straight back.
 
-    Such a value is far from the median of itself and its two neighbours; a fast but lasting change is not.
+    Such a value is far from the median of itself and its two neighbours; a fast but lasting change is not. What is
+    usual is taken from the steps that happened.
     """
     found = np.zeros(measured.shape[:2], bool)
-    if measured.shape[1] < 3:
+    if measured.shape[1] < 3 or not valid[:, 1:].any():
         return found
     inner = measured[:, 1:-1]
     with np.errstate(invalid="ignore"):
         out = np.abs(inner - np.median(np.stack([measured[:, :-2], inner, measured[:, 2:]]), axis=0))
-        usual = np.quantile(np.nan_to_num(out, posinf=0.0), 0.9, axis=(0, 1))
+        usual = np.quantile(np.nan_to_num(out, posinf=0.0)[valid[:, 1:]], 0.9, axis=0)
         found[:, 1:-1] = (out > np.maximum(SPIKE * usual, SPIKE_LEAST * np.asarray(spec.scales.change_scale))).any(
             axis=-1
         )

@@ -44,7 +44,7 @@ Approval = Callable[[str], bool]
 class GuardSettings:
     """How much a policy may change at once, and when it is taken back."""
 
-    command_change: float = 1.0
+    command_change: float = 0.5
     """Largest root mean square change of commands on the last measured states, in half ranges."""
     error_factor: float = 1.5
     """The error that the model predicts for the new policy may be this many times the measured one."""

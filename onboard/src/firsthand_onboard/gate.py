@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .kinematics import tracked_output
+from .policy import fast_output
 from .spec import ControlSpec, SpecError
 
 NOT_FINITE = "the command is not finite"
@@ -153,10 +153,12 @@ class GateState:
 
     command: np.ndarray
     """The last applied command, float32."""
-    change: np.ndarray
+    change: tuple[float, ...]
     """How far the last step went, for the acceleration limit; zero after a cap or neutral."""
-    measured: np.ndarray | None = None
-    """The last good measurement, for speeds that are not measured."""
+    measured: tuple[float, ...] = ()
+    """The last good measurement, for speeds that are not measured; empty if there is none."""
+    output: tuple[float, ...] = ()
+    """Where the tracked output was then, if there is a workspace box."""
     missing: int = 0
     """Measurements missing in a row."""
 
@@ -176,7 +178,7 @@ class GateResult:
 
 
 class Gate:
-    """The limits of one machine, prepared for use in the loop."""
+    """The limits of one machine, prepared for use in the loop. A few channels are quicker in plain Python than in numpy."""
 
     def __init__(self, spec: ControlSpec, limits: GateLimits) -> None:
         if len(limits.low) != spec.layout.num_commands:
@@ -189,21 +191,24 @@ class Gate:
                 raise SpecError(f"gate.joint[{i}] is {joint}, but must lie between -1 and {positions - 1}")
         self.spec, self.limits = spec, limits
         self.neutral = np.asarray(limits.neutral, np.float32)
-        self._middle = self.neutral.astype(np.float64)
-        self._low, self._high = np.asarray(limits.low, float), np.asarray(limits.high, float)
+        middle = self.neutral.tolist()
         # The neutral command must survive rounding to float32.
-        self._low, self._high = np.minimum(self._low, self._middle), np.maximum(self._high, self._middle)
-        self._step = np.asarray(limits.rate, float) * spec.period_s
-        self._bend = np.asarray(limits.acceleration, float) * spec.period_s**2
-        self._position, self._velocity = list(spec.layout.position), list(spec.layout.velocity)
-        self._joint_low, self._joint_high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
-        self._margin = limits.joint_margin * (self._joint_high - self._joint_low)
-        self._joint, self._sign = np.asarray(limits.joint), np.asarray(limits.sign)
-        self._box_low, self._box_high = np.asarray(limits.box_low, float), np.asarray(limits.box_high, float)
+        low = [min(a, m) for a, m in zip(limits.low, middle)]  # noqa: B905 (Python 3.10)
+        high = [max(a, m) for a, m in zip(limits.high, middle)]  # noqa: B905
+        step = [rate * spec.period_s for rate in limits.rate]
+        bend = [acceleration * spec.period_s**2 for acceleration in limits.acceleration]
+        self._channels = list(zip(low, high, middle, step, bend, limits.joint, limits.sign))  # noqa: B905
+        self._rest = (0.0,) * len(middle)
+        margins = [limits.joint_margin * (b - a) for a, b in zip(spec.limits.position_low, spec.limits.position_high)]  # noqa: B905
+        velocity = spec.layout.velocity or (-1,) * positions
+        self._joints = list(
+            zip(spec.layout.position, velocity, spec.limits.position_low, spec.limits.position_high, margins)  # noqa: B905
+        )
+        self._output = fast_output(spec)
 
     def start(self) -> GateState:
         """The state of a machine that stands in neutral."""
-        return GateState(self.neutral, np.zeros(len(self.neutral)))
+        return GateState(self.neutral, self._rest)
 
     def __call__(
         self,
@@ -216,91 +221,111 @@ class Gate:
         authority: float = 1.0,
     ) -> GateResult:
         """What may be applied of `proposed`. `authority` in [0, 1] shrinks the range around neutral."""
-        limits = self.limits
-        if not np.isfinite(measured).all():
+        limits, values = self.limits, measured.tolist()
+        if not all(map(math.isfinite, values)):
             missing = state.missing + 1
             return self._nothing(LOST_MEASUREMENT if missing > limits.dropouts else "", missing)
-        if proposed.shape != self.neutral.shape or not np.isfinite(proposed).all():
+        if proposed.shape != self.neutral.shape or not all(map(math.isfinite, proposed.tolist())):
             return self._nothing(NOT_FINITE)
         if not age_s <= limits.command_age_s:
             return self._nothing(TOO_OLD)
-        measured = np.asarray(measured, float)
-        box_room = 1.0
-        if limits.box_low or (reference is not None and math.isfinite(limits.tracking_error)):
-            output = np.asarray(tracked_output(self.spec, measured))
-            if reference is not None and not np.linalg.norm(output - reference) <= limits.tracking_error:
+        share, output = min(max(authority, 0.0), 1.0), ()
+        if limits.box_low or (reference is not None and limits.tracking_error < math.inf):
+            output = tuple(self._output(np.asarray(measured, np.float32)).tolist())
+            if reference is not None and not math.dist(output, reference.tolist()) <= limits.tracking_error:
                 return self._nothing(TRACKING_ERROR)
             if limits.box_low:
-                outside = np.maximum(self._box_low - output, output - self._box_high).max()
-                if outside > limits.box_margin:
+                if self._outside(output) > limits.box_margin:
                     return self._nothing(OUTSIDE_BOX)
-                box_room = self._room_in_box(output, state.measured)
-        low, high = self._ramp(state)
-        cap_low, cap_high = self._caps(measured, state.measured, box_room * min(max(authority, 0.0), 1.0))
+                share *= self._room_in_box(output, state.output)
+        bounds = self._bounds(state, values, share)
+        low, cap_low = rounded_up(bounds[:2])
+        high, cap_high = rounded_down(bounds[2:])
         with np.errstate(over="ignore"):
             wanted = proposed.astype(np.float32)  # beyond float32 it becomes infinite, which the next line clips
-        ramped = np.clip(wanted, low, high)
-        command = np.clip(ramped, cap_low, cap_high)
-        change = np.where(command == ramped, command.astype(float) - state.command.astype(float), 0.0)
-        return GateResult(command, command == wanted, "", GateState(command, change, measured))
+        ramped = np.maximum(np.minimum(wanted, high), np.minimum(low, high))
+        cap_low, cap_high = np.minimum(cap_low, self.neutral), np.maximum(cap_high, self.neutral)
+        command = np.maximum(np.minimum(ramped, cap_high), cap_low)
+        change = [
+            new - old if new == free else 0.0
+            for new, old, free in zip(command.tolist(), state.command.tolist(), ramped.tolist())  # noqa: B905
+        ]
+        following = GateState(command, tuple(change), tuple(values), output)
+        return GateResult(command, command == wanted, "", following)
 
     def _nothing(self, fault: str, missing: int = 0) -> GateResult:
-        state = GateState(self.neutral, np.zeros(len(self.neutral)), missing=missing)
+        state = GateState(self.neutral, self._rest, missing=missing)
         return GateResult(self.neutral, np.zeros(len(self.neutral), bool), fault, state)
 
-    def _ramp(self, state: GateState) -> tuple[np.ndarray, np.ndarray]:
-        """What range, rate and acceleration leave of the command range, in float32 and rounded inward."""
-        last = state.command.astype(float)
-        up = np.minimum(np.minimum(self._step, state.change + self._bend), stoppable(self._high - last, self._bend))
-        down = np.minimum(np.minimum(self._step, self._bend - state.change), stoppable(last - self._low, self._bend))
-        low, high = rounded_up(last - down), rounded_down(last + up)
-        return np.minimum(low, high), high
+    def _bounds(self, state: GateState, values: list[float], share: float) -> np.ndarray:
+        """Rows: lowest by the ramp, lowest by the caps, highest by the ramp, highest by the caps; a column per channel.
 
-    def _caps(self, measured: np.ndarray, before: np.ndarray | None, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """The range around neutral that joint margins, box and authority leave."""
-        room_low = room_high = np.full(len(self._middle), share)
-        if self.limits.joint_margin > 0:
-            position = measured[self._position]
-            ahead = self.limits.lookahead_s * self._speed(measured, before)
-            below = (position + np.minimum(ahead, 0.0) - self._joint_low) / self._margin
-            above = (self._joint_high - position - np.maximum(ahead, 0.0)) / self._margin
-            below, above = np.clip(below, 0.0, 1.0)[self._joint], np.clip(above, 0.0, 1.0)[self._joint]
-            upward, moves = self._sign > 0, self._joint >= 0
-            room_low = share * np.where(moves, np.where(upward, below, above), 1.0)
-            room_high = share * np.where(moves, np.where(upward, above, below), 1.0)
-        low = rounded_up(self._middle + room_low * (self._low - self._middle))
-        high = rounded_down(self._middle + room_high * (self._high - self._middle))
-        return np.minimum(low, self.neutral), np.maximum(high, self.neutral)
+        The ramp is range, rate and acceleration. The caps are what joint margins, box and authority leave around
+        neutral.
+        """
+        rooms = self._rooms(state, values)
+        columns = []
+        for (low, high, middle, step, bend, joint, sign), last, change in zip(  # noqa: B905
+            self._channels, state.command.tolist(), state.change
+        ):
+            up = min(step, change + bend, stoppable(high - last, bend))
+            down = min(step, bend - change, stoppable(last - low, bend))
+            below, above = rooms[joint] if joint >= 0 and rooms else (1.0, 1.0)
+            if sign < 0:
+                below, above = above, below
+            columns.append(
+                (
+                    last - down,
+                    middle + share * below * (low - middle),
+                    last + up,
+                    middle + share * above * (high - middle),
+                )
+            )
+        return np.asarray(columns).T
 
-    def _speed(self, measured: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        if self._velocity:
-            return measured[self._velocity]
-        if before is None:
-            return np.zeros(len(self._position))
-        return (measured[self._position] - before[self._position]) / self.spec.period_s
+    def _rooms(self, state: GateState, values: list[float]) -> list[tuple[float, float]]:
+        """How freely each joint may still move down and up: 1 outside its margins, 0 at its limit."""
+        if self.limits.joint_margin <= 0:
+            return []
+        rooms = []
+        for at, speed_at, low, high, margin in self._joints:
+            position = values[at]
+            if speed_at >= 0:
+                speed = values[speed_at]
+            else:
+                speed = (position - state.measured[at]) / self.spec.period_s if state.measured else 0.0
+            ahead = self.limits.lookahead_s * speed
+            below, above = (position + min(ahead, 0.0) - low) / margin, (high - position - max(ahead, 0.0)) / margin
+            rooms.append((min(max(below, 0.0), 1.0), min(max(above, 0.0), 1.0)))
+        return rooms
 
-    def _room_in_box(self, output: np.ndarray, before: np.ndarray | None) -> float:
+    def _outside(self, output: tuple[float, ...]) -> float:
+        limits = self.limits
+        return max(max(a - p, p - b) for p, a, b in zip(output, limits.box_low, limits.box_high))  # noqa: B905
+
+    def _room_in_box(self, output: tuple[float, ...], before: tuple[float, ...]) -> float:
         """1 where the output may move freely, falling to 0 at the edge of the box while it moves outward."""
-        if before is None:
-            return 1.0
-        motion = (output - np.asarray(tracked_output(self.spec, before))) / self.spec.period_s
-        ahead = output + self.limits.lookahead_s * motion
-        above = np.where(motion > 0, self._box_high - ahead, math.inf)
-        below = np.where(motion < 0, ahead - self._box_low, math.inf)
-        return float(np.clip(np.minimum(above, below).min() / self.limits.box_margin, 0.0, 1.0))
+        room, limits = 1.0, self.limits
+        for p, earlier, low, high in zip(output, before, limits.box_low, limits.box_high):  # noqa: B905
+            motion = (p - earlier) / self.spec.period_s
+            ahead = p + limits.lookahead_s * motion
+            left = high - ahead if motion > 0 else ahead - low if motion < 0 else math.inf
+            room = min(room, left / limits.box_margin)
+        return max(room, 0.0)
 
 
-def stoppable(distance: np.ndarray, bend: np.ndarray) -> np.ndarray:
+def stoppable(distance: float, bend: float) -> float:
     """The largest step v ≥ 0 after which v, v − bend, v − 2·bend, … down to zero still sum to at most `distance`.
 
     With n = the number of steps until standstill, the sum is n·v − bend·n(n−1)/2; n is the smallest whole number with
     bend·n(n+1)/2 ≥ distance.
     """
-    distance = np.maximum(distance, 0.0)
-    limited = np.isfinite(bend)
-    safe = np.where(limited, bend, 1.0)
-    n = np.maximum(np.ceil((np.sqrt(1.0 + 8.0 * distance / safe) - 1.0) / 2.0), 1.0)
-    return np.where(limited, np.minimum(distance / n + safe * (n - 1.0) / 2.0, distance), distance)
+    if distance <= 0.0:
+        return 0.0
+    if bend == math.inf:
+        return distance
+    n = max(math.ceil((math.sqrt(1.0 + 8.0 * min(distance / bend, 1e15)) - 1.0) / 2.0), 1)
+    return min(distance / n + bend * (n - 1) / 2.0, distance)
 
 
 def rounded_down(values: np.ndarray) -> np.ndarray:

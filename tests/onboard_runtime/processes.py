@@ -92,6 +92,7 @@ class Rig:
     ) -> None:
         self.folder = folder
         if not strict:
+            serve = ("--priority", "0", *serve)
             simulate = ("--timeout", "1.5", *simulate)
             patience = ("--watchdog", "1.5", "--machine-option", "patience_s=5")
             chosen = folder / "limits.json"
@@ -116,7 +117,7 @@ class Rig:
     def start(self) -> None:
         """Start the onboard program (again)."""
         self.onboard = Process(
-            *("-m", "firsthand_onboard", "serve", "--priority", "0", "--listen", self.address),
+            *("-m", "firsthand_onboard", "serve", "--listen", self.address),
             *("--machine", "firsthand_onboard.simulation:UdpMachine", "--machine-option", f"address={self.udp}"),
             *self.options,
             stderr=self.folder / "onboard.log",

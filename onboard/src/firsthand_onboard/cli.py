@@ -143,6 +143,7 @@ def _serve(given: argparse.Namespace) -> int:
         signal.signal(signal.SIGINT, stop)
         if not machine.lock_step:
             warning = request_real_time(given.priority)
+            machine.prefer(given.priority + 1 if given.priority > 0 else 0)  # it must be able to interrupt the loop
             if warning:
                 log.warning(warning)
         print(

@@ -178,7 +178,7 @@ class GateResult:
 
 
 class Gate:
-    """The limits of one machine, prepared for use in the loop. A few channels are quicker in plain Python than in numpy."""
+    """The limits of one machine, prepared for the loop. A few channels are quicker in plain Python than in numpy."""
 
     def __init__(self, spec: ControlSpec, limits: GateLimits) -> None:
         if len(limits.low) != spec.layout.num_commands:

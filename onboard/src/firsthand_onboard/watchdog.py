@@ -146,6 +146,7 @@ class WatchedMachine:
         self._wanted_timeout = timeout_s
         self._direct: Any = None
         self._number = 0
+        self._priority = 0
         self.start()
 
     def start(self) -> None:
@@ -177,6 +178,14 @@ class WatchedMachine:
         self.timeout_s = described["timeout_s"]
         self.patience_s = STARTUP_S if self.lock_step else self.timeout_s
         """A watchdog that answers later than this hangs."""
+        self.prefer(self._priority)
+
+    def prefer(self, priority: int) -> None:
+        """Let the watchdog process run with this SCHED_FIFO priority, where that is permitted."""
+        self._priority = priority
+        if priority > 0:
+            with contextlib.suppress(OSError, AttributeError):
+                os.sched_setscheduler(self.process.pid, os.SCHED_FIFO, os.sched_param(priority))
 
     def read(self) -> np.ndarray:
         """What the machine measures; `MachineError` when the watchdog has taken over or is gone."""

@@ -191,7 +191,7 @@ class Train:
             # A robot file may move and change; what matters of it is in the control specification.
             may_move = moved and (stored.robot_file or is_address(robot))
             ignore = ("episodes", "robot_file", "robot") if may_move else ("episodes",)
-            run.check_same_config(wanted.as_dict(), ignore=ignore)
+            run.check_same_config(wanted.as_dict(), ignore=(*ignore, *_newer(run.config, stored, wanted)))
         except BaseException:
             run.close()
             raise
@@ -211,6 +211,12 @@ class Train:
         if self.data and [log.path for log in stored.data] != [str(log.resolve()) for log in self.data]:
             was = ", ".join(log.path for log in stored.data) or "no logs"
             raise UserError(f"{path} was started with {was} as --data; leave out --data when resuming it.")
+
+
+def _newer(written: dict[str, Any], stored: Any, wanted: Any) -> list[str]:
+    """Settings that did not exist when the run was started; its values for them are today's defaults."""
+    names = [f.name for f in dataclasses.fields(stored.hyper) if f.name not in written["hyper"]]
+    return [f"hyper.{name}" for name in names if getattr(stored.hyper, name) == getattr(wanted.hyper, name)]
 
 
 def default_folder(robot: str, preset: str, seed: int) -> Path:

@@ -16,7 +16,7 @@ from ..robots import EpisodeRecord
 from ..training.restore import RestoredRun
 
 PAUSE_S = 10.0
-"""Time between two episodes in the file, so that nobody takes them for one motion."""
+"""Time between two motions in the file that do not continue each other, so that nobody takes them for one."""
 
 
 def mcap_log(restored: RestoredRun) -> bytes:
@@ -33,12 +33,11 @@ def mcap_log(restored: RestoredRun) -> bytes:
     began = _began(restored)
     time = 0.0
     for episode in restored.episodes():
-        for content in _steps(spec, restored.record(episode), episode):
+        for content, last in _steps(spec, restored.record(episode), episode):
             stamp = round((began + time) * 1e9)
             data = json.dumps({"time": round(time, 6), **content}).encode()
             writer.add_message(channel, log_time=stamp, publish_time=stamp, data=data)
-            time += spec.period_s
-        time += PAUSE_S
+            time += PAUSE_S if last else spec.period_s
     writer.finish()
     return stream.getvalue()
 
@@ -64,27 +63,35 @@ def _began(restored: RestoredRun) -> float:
         return 0.0
 
 
-def _steps(spec: ControlSpec, record: EpisodeRecord, episode: int) -> list[dict[str, Any]]:
-    """One message per step, and one for where the episode ended."""
+def _steps(spec: ControlSpec, record: EpisodeRecord, episode: int) -> list[tuple[dict[str, Any], bool]]:
+    """One message per step, and one for where a motion ended, which is marked.
+
+    A trajectory that begins where the last one ended continues its motion; one after a reset does not.
+    """
     layout, found = spec.layout, []
     output = np.asarray(tracked_output(spec, record.measured.astype(np.float64)))
     for trajectory in range(len(record.starts)):
         count = int(record.valid[trajectory].sum())
-        last = trajectory == len(record.starts) - 1 or count < record.valid.shape[1]
-        for step in range(count + last):
+        if count == 0:
+            continue
+        ends = (
+            trajectory == len(record.starts) - 1
+            or count < record.valid.shape[1]
+            or not np.array_equal(record.measured[trajectory, -1], record.measured[trajectory + 1, 0])
+        )
+        for step in range(count + ends):
             tracked, reference = output[trajectory, step], record.references[trajectory, step].astype(np.float64)
             command = record.commands[trajectory, min(step, count - 1)]
-            found.append(
-                {
-                    "measured": _named(layout.measured, record.measured[trajectory, step]),
-                    "commands": _named(layout.commands, command),
-                    "tracked": _plain(tracked),
-                    "reference": _plain(reference),
-                    "error": _plain([np.linalg.norm(tracked - reference)])[0],
-                    "episode": episode,
-                    "trajectory": trajectory + 1,
-                }
-            )
+            content = {
+                "measured": _named(layout.measured, record.measured[trajectory, step]),
+                "commands": _named(layout.commands, command),
+                "tracked": _plain(tracked),
+                "reference": _plain(reference),
+                "error": _plain([np.linalg.norm(tracked - reference)])[0],
+                "episode": episode,
+                "trajectory": trajectory + 1,
+            }
+            found.append((content, step == count))
     return found
 
 

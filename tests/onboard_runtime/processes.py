@@ -190,8 +190,9 @@ def send_policy(client: ClientEnd, spec: ControlSpec, arrays: dict[str, np.ndarr
 
 
 def begin(client: ClientEnd, spec: ControlSpec, name: str, goals: np.ndarray, *, lease: bool = True) -> None:
-    """Arm, and start a job with a random policy."""
+    """Arm, and start a job with a random policy, away from the joint limits: there the gate would hold it."""
     assert client.ask("arm").kind == "reply"
+    assert client.ask("reset", arrays={"position": np.asarray([-0.5, 1.0])}).kind == "reply"
     if lease:
         client.keep_lease(0.1)
     digest = send_policy(client, spec, random_policy(spec))

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -72,17 +73,26 @@ def a_rollout() -> tuple[LearnerState, Rollout]:
     rng = np.random.default_rng(0)
     previews = jnp.asarray(rng.uniform(-1, 1, (2, 6, 1 + len(spec.preview), 2)), jnp.float32)
     starts = jnp.asarray(rng.uniform(-0.3, 0.3, (2, spec.layout.size)), jnp.float32)
-    states, commands = [], []
-    for start, preview in zip(starts, previews, strict=True):
-        xs, us = [start], []
-        for k in range(6):
-            us.append(state.policy(xs[-1], preview[k]))
-            xs.append(state.dynamics(xs[-1], us[-1]))
-        states.append(jnp.stack(xs))
-        commands.append(jnp.stack(us))
+
+    @jax.jit
+    def drive(starts, previews):
+        """x⁺ = f(x, π(x)), step by step."""
+
+        def one(start, preview):
+            def step(x, p):
+                u = state.policy(x, p)
+                following = state.dynamics(x, u)
+                return following, (following, u)
+
+            _, (xs, us) = jax.lax.scan(step, start, preview)
+            return jnp.concatenate([start[None], xs]), us
+
+        return jax.vmap(one)(starts, previews)
+
+    states, commands = drive(starts, previews)
     rollout = Rollout(
-        states=jnp.stack(states),
-        commands=jnp.stack(commands),
+        states=states,
+        commands=commands,
         previews=previews,
         free=jnp.ones((2, 6, 2), bool),
         valid=jnp.ones((2, 6), bool),

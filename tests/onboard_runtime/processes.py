@@ -189,12 +189,11 @@ def send_policy(client: ClientEnd, spec: ControlSpec, arrays: dict[str, np.ndarr
     return answer.body["policy"]
 
 
-def begin(client: ClientEnd, spec: ControlSpec, name: str, goals: np.ndarray, *, lease: bool = True) -> None:
+def begin(client: ClientEnd, spec: ControlSpec, name: str, goals: np.ndarray) -> None:
     """Arm, and start a job with a random policy, away from the joint limits: there the gate would hold it."""
     assert client.ask("arm").kind == "reply"
     assert client.ask("reset", arrays={"position": np.asarray([-0.5, 1.0])}).kind == "reply"
-    if lease:
-        client.keep_lease(0.1)
+    client.keep_lease(0.1)
     digest = send_policy(client, spec, random_policy(spec))
     answer = client.ask("job", {"name": name, "kind": "visit", "policy": digest}, {"goals": goals})
     assert answer.kind == "reply", answer.body

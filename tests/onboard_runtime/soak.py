@@ -36,7 +36,7 @@ from .test_runtime import SCENES
 
 SPEC = toy_spec()
 GOALS = np.tile(np.asarray([[0.8, -0.8], [-0.8, 0.8]], np.float32), (200, 1))
-LEASE_S, PERIOD_S = 0.3, 0.04
+LEASE_S, PERIOD_S = 0.5, 0.04
 NEUTRAL_WITHIN_S = 0.1
 
 
@@ -104,8 +104,7 @@ def cuts(count: int, rng: random.Random) -> dict[str, Any]:
                 cable = Cable(made.address)
                 client = ClientEnd(cable.address, run="soak")
                 client.hello()
-                begin(client, SPEC, f"{on_lost}-{i}", GOALS, lease=False)
-                client.keep_lease(LEASE_S / 4)
+                begin(client, SPEC, f"{on_lost}-{i}", GOALS)
                 wait_for(made.moving, "motion")
                 time.sleep(rng.uniform(0.0, 1.0))
                 cable.intact, moment = False, time.monotonic()

@@ -157,8 +157,6 @@ class Runtime:
                     if trajectory.fault:
                         self._latch(trajectory.ended)
                     break
-            if not job.ended and "home" in job.arrays:
-                self._home(job)
         job.ended = job.ended or DONE
         self.machine.neutral()
         self.job = None
@@ -179,12 +177,6 @@ class Runtime:
             return executor.follow(job.policy, arrays["reference"], None, job.authority)
         excitation = arrays["excitation"][i] if "excitation" in arrays else None
         return executor.visit(job.policy, arrays["goals"][i], excitation, job.authority)
-
-    def _home(self, job: Job) -> None:
-        assert job.policy is not None
-        trajectory = self.executor.visit(job.policy, job.arrays["home"], None, job.authority)
-        if trajectory.fault:
-            self._latch(trajectory.ended)
 
     def _tell_trajectory(self, job: Job, i: int) -> None:
         trajectory = job.trajectories[i]
@@ -357,11 +349,10 @@ class Runtime:
         else:
             raise Refusal(f"a job of kind {str(kind)[:40]!r} is unknown")
         needed = next(iter(shapes))
-        allowed = {**shapes, "home": (spec.goal_size,)}
         if needed not in arrays or not 1 <= length <= MOST_STEPS:
             raise Refusal(f"{needed} asks for {length} steps, but a job has 1 to {MOST_STEPS}")
         for key, array in arrays.items():
-            fits = key in allowed and array.shape == allowed[key] and array.dtype != bool
+            fits = key in shapes and array.shape == shapes[key] and array.dtype != bool
             if not fits or not np.isfinite(array).all():
                 raise Refusal(f"the array {key!r} of shape {array.shape} does not belong into a job of kind {kind!r}")
         policy = self.policies.get(str(body.get("policy")))

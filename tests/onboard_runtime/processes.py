@@ -139,7 +139,8 @@ class Rig:
         with self.log.open("rb") as file:
             file.seek(0, 2)
             file.seek(max(file.tell() - 4096, 0))
-            return json.loads(file.read().rstrip(b"\n").rsplit(b"\n", 1)[-1] or b"{}")
+            whole = file.read().rpartition(b"\n")[0]  # the machine may be writing a line right now
+            return json.loads(whole.rpartition(b"\n")[2] or b"{}")
 
     def moving(self) -> bool:
         return any(c != 0 for c in self.last().get("command", ()))

@@ -9,11 +9,12 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
 LINT_READY := $(VENV)/.ready-lint
 
-.PHONY: train test lint format bench soak clean help
+.PHONY: train test test-slow lint format bench soak clean help
 
 help:
 	@echo "make train   set up, teach the simulated excavator from random weights, write a report to $(RUN)/report"
 	@echo "make test    set up and run the tests"
+	@echo "make test-slow   the tests that take half a minute or more each"
 	@echo "make lint    ruff and pyright"
 	@echo "make bench   the benchmarks (slow)"
 	@echo "make soak    kills, cuts and floods against the onboard program, many times (slow)"
@@ -23,6 +24,9 @@ train: $(READY)
 
 test: $(TEST_READY)
 	$(BIN)/python -m pytest -n 2
+
+test-slow: $(TEST_READY)
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(LINT_READY)
 	$(BIN)/ruff check .

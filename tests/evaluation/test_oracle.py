@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from firsthand.evaluation.oracle import (
+    CHAINED,
     OracleBudget,
     OracleResult,
     cached_oracle,
@@ -42,7 +43,7 @@ def test_the_oracle_reaches_the_known_optimum(task: Task) -> None:
 
     starts, references = reference_pool(task, 40, np.random.default_rng(123))
     held_out = tuple(
-        EvaluationReference(str(i), points[: task.steps], start)
+        EvaluationReference(str(i), points[: CHAINED * task.steps], start)
         for i, (start, points) in enumerate(zip(starts, references, strict=True))
     )
     system, weights = augmented_system(plant, 1), {"length_scale": LENGTH, "change_weight": CHANGE / LIMIT**2}

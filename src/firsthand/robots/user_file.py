@@ -89,7 +89,10 @@ def found_again(name: str) -> str:
 def simulator_file(name: str) -> Path | None:
     """What describes a learned simulator, if the name means the folder of one."""
     path = Path(name).expanduser().absolute() / "simulator.json"
-    return path if path.is_file() else None
+    try:
+        return path if path.is_file() else None
+    except OSError:  # a folder that may not be read, or a name that cannot be one
+        return None
 
 
 def _simulator_again(name: str) -> str:

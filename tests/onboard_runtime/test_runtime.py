@@ -61,21 +61,43 @@ def test_an_episode_comes_back_as_it_was_applied(running):
     client.close()
 
 
-def test_stop_works_in_every_state_and_twice(running):
+def test_the_operators_stop_latches_in_every_state_and_may_be_repeated(running):
     client, other = running.client(), running.client("somebody")
+
+    def latched() -> None:
+        status = wait_for(lambda: (s := other.ask("status").body)["state"] == "fault" and s, "the latch")
+        assert status["fault"] == "the operator stopped it"
+        assert "operator" in client.ask("arm").body["why"]
+        assert other.ask("acknowledge", {"number": status["fault_number"]}).body["state"] == "idle"
+
     for _ in range(2):
-        assert other.ask("stop").body["state"] == "idle"
+        assert other.ask("stop").body["state"] == "fault"
+    latched()
     assert client.ask("arm").body["state"] == "armed"
-    assert other.ask("stop").body["state"] == "idle"
+    assert other.ask("stop").body["state"] == "fault"
+    latched()
     begin(client, SPEC, "to be stopped", GOALS)
     wait_for(running.moving, "motion")
     for _ in range(2):
         other.ask("stop")
     assert finished(client)["job"]["ended"] == "stopped"
-    assert client.ask("status").body["state"] == "idle"
     silent(running)
+    latched()
     client.close()
     other.close()
+
+
+def test_a_trainers_own_stop_does_not_latch(running):
+    client = running.client()
+    client.ask("arm")
+    assert client.ask("stop").body["state"] == "idle"
+    begin(client, SPEC, "to be stopped by its trainer", GOALS)
+    wait_for(running.moving, "motion")
+    client.ask("stop")
+    assert finished(client)["job"]["ended"] == "stopped"
+    assert client.ask("arm").body["state"] == "armed"
+    client.ask("release")
+    client.close()
 
 
 def test_what_is_not_allowed_is_refused_and_changes_nothing(running):

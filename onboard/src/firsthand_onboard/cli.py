@@ -27,6 +27,8 @@ from .watchdog import WatchedMachine, key_value
 WRONG_INPUT = 2
 ONE_THREAD = "OPENBLAS_NUM_THREADS"
 ADDRESS = "tcp/127.0.0.1:7447"
+STOP_S = 5.0
+"""How long `stop` waits for the machine to stand."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,8 +65,8 @@ def parser() -> argparse.ArgumentParser:
 
     for name, text in (
         ("status", "what a served machine is doing"),
-        ("stop", "stop a served machine, in any state"),
-        ("acknowledge", "acknowledge its fault: the operator has looked"),
+        ("stop", "stop a served machine, in any state, until it is acknowledged"),
+        ("acknowledge", "acknowledge its fault or a stop: the operator has looked"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("address", nargs="?", default=ADDRESS)
@@ -217,8 +219,14 @@ def _status(given: argparse.Namespace) -> int:
 
 def _stop(given: argparse.Namespace) -> int:
     client, _ = _client(given)
-    print(f"stopped; the machine is {client.ask('stop').body['state']}")
+    state = client.ask("stop").body["state"]
+    deadline = time.monotonic() + STOP_S
+    while state == "moving" and time.monotonic() < deadline:
+        state = client.ask("status").body["state"]
     client.close()
+    if state != "fault":
+        raise LinkError(f"the machine was told to stop, but is still {state}")
+    print(f"stopped; nothing moves until `firsthand-onboard acknowledge {given.address}`")
     return 0
 
 

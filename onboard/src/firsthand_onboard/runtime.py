@@ -6,6 +6,8 @@
 | `armed` | neutral | a job; the lease running out; `stop` |
 | `moving` | trajectories under the gate | the end of the job; a fault; the lease running out; `stop` |
 | `fault` | neutral | `acknowledge` by the operator, and nothing else |
+
+A `stop` by anybody but the holder of the lease is the operator's: it latches like a fault, in every state.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ log = logging.getLogger("firsthand-onboard")
 IDLE, ARMED, MOVING, FAULT = "idle", "armed", "moving", "fault"
 LEASE_LOST = "the lease ran out"
 STOPPED = "stopped"
+OPERATOR_STOP = "the operator stopped it"
 MOST_STEPS = 200_000
 MOST_POLICIES = 4
 
@@ -108,6 +111,8 @@ class Runtime:
         self.job: Job | None = None
         self.last: Job | None = None
         self.interrupt, self.last_trajectory = "", False
+        self.operator_stop = False
+        """Whether the operator has stopped the job that is coming to its end."""
         self.outbox: list[tuple[Job, int]] = []
         self.refused, self.leases_lost = 0, 0
         self.stopping = False
@@ -141,7 +146,7 @@ class Runtime:
     # Jobs ---------------------------------------------------------------------------------------------------------
 
     def _execute(self, job: Job) -> None:
-        self.state, self.interrupt, self.last_trajectory = MOVING, "", False
+        self.state, self.interrupt, self.last_trajectory, self.operator_stop = MOVING, "", False, False
         lost_before = self.leases_lost
         log.info("job %s: %d %s, authority %.2f", job.name, job.count, job.kind, job.authority)
         with no_garbage_collection():
@@ -162,7 +167,9 @@ class Runtime:
         self.job = None
         if self.state == MOVING:
             self.state = ARMED if job.ended == DONE and self.holder else IDLE
-            if self.leases_lost > lost_before and self.settings.rearm == "operator":
+            if self.operator_stop:
+                self._latch(OPERATOR_STOP)
+            elif self.leases_lost > lost_before and self.settings.rearm == "operator":
                 self._latch(LEASE_LOST)
         log.info("job %s: %s", job.name, job.ended)
         while self.outbox:
@@ -379,13 +386,17 @@ class Runtime:
         self.executor.settle(np.asarray(self.machine.reset(position), np.float32))
 
     def _on_stop(self, message: Message) -> None:
+        by_operator = self.holder != message.session
         self.machine.neutral()
         self.holder, self.job = "", None
+        log.warning("stopped by %s", message.run)
         if self.state == MOVING:
             self.interrupt = STOPPED
+            self.operator_stop = self.operator_stop or by_operator
+        elif self.state != FAULT and by_operator:
+            self._latch(OPERATOR_STOP)
         elif self.state == ARMED:
             self.state = IDLE
-        log.warning("stopped by %s", message.run)
 
     def _on_acknowledge(self, message: Message) -> None:
         if self.state != FAULT:

@@ -225,7 +225,7 @@ class RemoteRobot(OnboardRobot):
         status = self._ask("status").body
         if status["state"] == "fault":
             raise Interrupted(
-                f"the robot has a fault: {status['fault']}; look at it, then run "
+                f"the robot waits for its operator ({status['fault']}); look at it, then run "
                 f"`firsthand-onboard acknowledge {self.address}`"
             )
         if not status["yours"]:

@@ -245,3 +245,30 @@ def test_a_simulator_that_cannot_be_used_says_why(stored: Path) -> None:
     (stored / "simulator.json").write_text("{")
     with pytest.raises(UserError, match="is not JSON"):
         find_robot(str(stored))
+
+
+class Runaway(SimulatedRobot):
+    """A mass that is put back to the middle when it has left it, and measures its place on a ring."""
+
+    def play(self, commands):
+        seen = super().play(commands)
+        if (far := np.abs(seen[:, 0]) > 0.5).any():
+            seen[int(np.argmax(far)) + 1 :] = np.nan
+            self._now = SimulatedRobot(self.plant, self.task)._now
+        return np.stack([(seen[:, 0] + 0.3) % 8.0, seen[:, 1]], axis=1).astype(np.float32)
+
+
+def test_no_transition_of_a_recording_leads_across_a_reset_or_a_jump(task: Task) -> None:
+    limits = dataclasses.replace(task.spec.limits, position_low=(-4.0,), position_high=(4.0,))
+    layout = dataclasses.replace(task.spec.layout, velocity=(1,))
+    ring = dataclasses.replace(task, spec=dataclasses.replace(task.spec, limits=limits, layout=layout))
+    episodes = list(record(Runaway(DelayedDoubleIntegrator(delay=DELAY), ring), 3.0, seed=1))
+    valid = np.concatenate([e.valid.reshape(-1) for e in episodes])
+    before, after = (
+        np.concatenate([e.measured[:, s].reshape(-1, 2) for e in episodes]) for s in (slice(-1), slice(1, None))
+    )
+    expected = before[:, 0] + 0.1 * before[:, 1]  # a place moves by no more than a period at its speed, and a push
+    wrong = ~(np.abs(after[:, 0] - expected) < 0.1)
+    assert 0 < wrong.sum() < 0.5 * wrong.size
+    assert not (wrong & valid).any()
+    assert (~valid).sum() < 2 * wrong.sum() + 5

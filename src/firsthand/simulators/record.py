@@ -16,6 +16,8 @@ CHUNK_S = 5.0
 """The robot is watched between chunks of this length: where it drifts to a limit, the next chunk leads back."""
 FIRST = 12
 """So many chunks are gentle and come back, to learn which command leads where."""
+LEAP_SPEED, LEAP_WIDTH = 3.0, 0.25
+"""A position moves in a period by at most so many times its measured speed, and so much of its range for noise."""
 
 
 def record(
@@ -26,32 +28,71 @@ def record(
     Nothing is assumed about which command moves what: a linear map from (place, mean command) to the place after the
     chunk is fitted to the chunks so far, and the mean command that leads to a random place is read off it. Around that
     mean, commands vary at random: steps, slow and fast noise, of random size and in random channels.
+
+    Where the robot is not where the chunk before left it (it was reset, or moved in between), and where a position
+    jumps further than the measured velocity explains, the step is marked as one that did not happen.
     """
     task, spec = robot.task, robot.task.spec
     rng = np.random.default_rng(seed)
     steps = max(round(CHUNK_S / spec.period_s), 10)
     places = np.zeros((0, 2 * len(spec.layout.position) + spec.layout.num_commands))
-    state = initial_state(spec.layout, robot.measured(), neutral(spec))
-    measured, commands = [robot.measured()[None]], []
+    state = np.zeros(0, np.float32)
+    measured: np.ndarray = np.zeros((0, spec.layout.num_measured), np.float32)
+    commands: np.ndarray = np.zeros((0, spec.layout.num_commands), np.float32)
+    valid: np.ndarray = np.zeros(0, bool)
     per_episode = task.trajectories * task.steps
     total, done = round(60 * minutes / spec.period_s), 0
     while done < total:
-        here = _place(spec, measured[-1][-1])
-        wanted = np.clip(excitation(spec, here, places, steps, rng), -1.0, 1.0)
-        commands.append(_scaled(spec, wanted))
-        seen = robot.play(commands[-1])
-        measured.append(seen[1:])
-        row = np.concatenate([here, wanted.mean(axis=0), _place(spec, seen[-1])])
+        wanted = np.clip(excitation(spec, _place(spec, robot.measured()), places, steps, rng), -1.0, 1.0)
+        applied = _scaled(spec, wanted)
+        seen = robot.play(applied)
+        happened = _seen_steps(seen)
+        seen, applied = seen[: happened + 1], applied[:happened]
+        row = np.concatenate([_place(spec, seen[0]), wanted[:happened].mean(axis=0), _place(spec, seen[-1])])
         places = np.concatenate([places, row[None]])[-400:]
-        gathered = sum(map(len, commands))
-        while gathered >= per_episode and done < total:
-            y, u = np.concatenate(measured), np.concatenate(commands)
-            episode, state = as_record(task, state, y[: per_episode + 1], u[:per_episode])
-            measured, commands = [y[per_episode:]], [u[per_episode:]]
-            gathered -= per_episode
-            done += per_episode
+        if not measured.size:
+            measured, state = seen[:1], initial_state(spec.layout, seen[0], neutral(spec))
+        elif not np.array_equal(measured[-1], seen[0]):
+            if valid.size:
+                valid[-1] = False
+            else:
+                state = _without_past(spec, seen[0])
+            measured = np.concatenate([measured[:-1], seen[:1]])
+        measured, commands = np.concatenate([measured, seen[1:]]), np.concatenate([commands, applied])
+        valid = np.concatenate([valid, _explained(spec, seen)])
+        while len(commands) >= per_episode and done < total:
+            n = per_episode
+            episode, state = as_record(task, state, measured[: n + 1], commands[:n], valid[:n])
+            measured, commands, valid = measured[n:], commands[n:], valid[n:]
+            done += n
             progress(done * spec.period_s / 60)
             yield episode
+
+
+def _seen_steps(seen: np.ndarray) -> int:
+    """How many steps of a chunk there are until nothing is measured any more; at least one, so that time goes on."""
+    finite = np.flatnonzero(np.isfinite(seen).all(axis=1))
+    return max(int(finite[-1]) if finite.size else 0, 1)
+
+
+def _explained(spec: ControlSpec, seen: np.ndarray) -> np.ndarray:
+    """Which steps were measured and moved no position by a leap: an angle that wraps around does not move so far."""
+    finite = np.isfinite(seen).all(axis=1)
+    valid = finite[:-1] & finite[1:]
+    if spec.layout.velocity:
+        moved = np.abs(np.diff(seen[:, list(spec.layout.position)], axis=0))
+        speed = np.abs(seen[:, list(spec.layout.velocity)])
+        width = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
+        reach = LEAP_SPEED * spec.period_s * np.maximum(speed[:-1], speed[1:]) + LEAP_WIDTH * width
+        valid &= ~(moved > reach).any(axis=1)
+    return valid
+
+
+def _without_past(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:
+    """The state vector of a robot of which nothing earlier is known: NaN in the registers until they are filled."""
+    state = np.full(spec.layout.size, np.nan, np.float32)
+    state[: spec.layout.num_measured] = measured
+    return state
 
 
 def excitation(
@@ -119,18 +160,20 @@ def _scaled(spec: ControlSpec, commands: np.ndarray) -> np.ndarray:
 
 
 def as_record(
-    task: Task, start: np.ndarray, measured: np.ndarray, commands: np.ndarray
+    task: Task, start: np.ndarray, measured: np.ndarray, commands: np.ndarray, valid: np.ndarray
 ) -> tuple[EpisodeRecord, np.ndarray]:
     """A stretch of one episode's length as an episode, and the state vector at its end.
 
-    Nothing was to be followed, so the reference of each trajectory is where its tracked output was.
+    Nothing was to be followed, so the reference of each trajectory is where its tracked output was. What was before a
+    step that did not happen says nothing about what comes after it.
     """
     spec, shape = task.spec, (task.trajectories, task.steps)
     starts, state = [], start
     for k, command in enumerate(commands):
         if k % task.steps == 0:
             starts.append(state)
-        state = next_state(spec.layout, state, command, measured[k + 1])
+        after = measured[k + 1]
+        state = next_state(spec.layout, state, command, after) if valid[k] else _without_past(spec, after)
     rows = np.arange(task.trajectories)[:, None] * task.steps + np.arange(task.steps + 1)
     points = np.minimum(np.arange(spec.reference_length), task.steps)
     pieces = measured[rows]
@@ -140,6 +183,6 @@ def as_record(
         commands=commands.reshape(*shape, -1),
         references=np.asarray(tracked_output(spec, pieces), np.float32)[:, points],
         free=np.zeros((*shape, commands.shape[1]), bool),
-        valid=np.ones(shape, bool),
+        valid=valid.reshape(shape),
     )
     return record, state

@@ -1,5 +1,6 @@
 """The gate against hostile commands; each limit is checked with its own plain formula."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -8,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firsthand_onboard import ControlSpec, Limits, PolicyShape, ReferenceSpec, Scales, SelectedOutput, SpecError
-from firsthand_onboard.gate import Gate, GateLimits, GateResult, stoppable
+from firsthand_onboard.gate import LOST_MEASUREMENT, Gate, GateLimits, GateResult, stoppable
+from firsthand_onboard.loop import Executor
+from firsthand_onboard.policy import NumpyPolicy
 from firsthand_onboard.spec import StateLayout
+from firsthand_onboard.timing import LockStep
+from firsthand_onboard.toy import Toy, toy_spec
+
+from .processes import random_policy
 
 PERIOD = 0.04
 ROUNDING = 1e-6
@@ -192,6 +199,44 @@ def test_tracking_error_age_and_dropouts():
         faults.append(bool(result.fault))
         state = result.state
     assert faults == [False] * LIMITS.dropouts + [True]
+
+
+class DropsOut:
+    """The toy in lock-step; a sensor gives nothing in some of the readings."""
+
+    def __init__(self, missing: set[int]) -> None:
+        self.toy, self.missing, self.readings = Toy(), missing, -1
+
+    def read(self) -> np.ndarray:
+        self.readings += 1
+        measured = self.toy.measure()
+        measured[1] = math.nan if self.readings in self.missing else measured[1]
+        return measured
+
+    def write(self, command: np.ndarray) -> None:
+        self.toy.step(command)
+
+    def neutral(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("memory", [0, 2])
+def test_a_missing_measurement_is_one_neutral_step_and_the_fourth_a_fault(memory):
+    toy = toy_spec()
+    spec = dataclasses.replace(toy, layout=dataclasses.replace(toy.layout, measurement_memory=memory))
+    weights = random_policy(spec)
+    layers = [(weights[f"policy.{i}.weight"], weights[f"policy.{i}.bias"]) for i in range(3)]
+    policy = NumpyPolicy(spec, layers)
+
+    def visit(missing: set[int]):
+        return Executor(spec, DropsOut(missing), GateLimits.wide(spec), LockStep(0.04)).visit(policy, np.zeros(2))
+
+    done = visit({10, 20, 21, 22})
+    assert done.ended == "done"
+    assert np.flatnonzero(np.isnan(done.measured).any(axis=1)).tolist() == [10, 20, 21, 22]
+    assert np.flatnonzero(~done.commands.any(axis=1)).tolist() == [10, 20, 21, 22]
+    cut = visit({20, 21, 22, 23})
+    assert (cut.ended, cut.fault, cut.valid.sum()) == (LOST_MEASUREMENT, True, 23)
 
 
 def test_reduced_authority_shrinks_the_range_around_neutral():

@@ -72,11 +72,13 @@ class Executor:
     def settle(self, measured: np.ndarray) -> None:
         """Take the machine as standing like this, in neutral, for a long time."""
         self.state = initial_state(self.spec.layout, measured, self.gate.neutral)
+        self.newest = measured
+        """The newest measurement, with what is missing in it."""
         self.gate_state = self.gate.start()
 
     @property
     def measured(self) -> np.ndarray:
-        """What was measured last."""
+        """What was measured last; a missing value is the last one that came."""
         return self.state[: self.spec.layout.num_measured]
 
     def hold(self) -> None:
@@ -86,7 +88,7 @@ class Executor:
         if isinstance(self.clock, LockStep):
             return
         self.clock.wait(self.poll)
-        self.state = next_state(self.spec.layout, self.state, self.gate.neutral, self._read())
+        self._move_on(self.gate.neutral)
 
     def visit(self, policy: NumpyPolicy, goal: np.ndarray, excitation: Any = None, authority: float = 1.0):
         """Go to a goal: the reference is built from where the machine is."""
@@ -112,7 +114,7 @@ class Executor:
     def _run(self, propose: Propose, steps: int, reference: Any, authority: float) -> Trajectory:
         layout = self.spec.layout
         start = self.state
-        measured = np.repeat(self.measured[None], steps + 1, axis=0)
+        measured = np.repeat(self.newest[None], steps + 1, axis=0)
         commands = np.repeat(self.gate.neutral[None], steps, axis=0)
         free, valid = np.zeros((steps, layout.num_commands), bool), np.zeros(steps, bool)
         ended, fault = DONE, False
@@ -123,7 +125,7 @@ class Executor:
                 gated = self.gate(
                     self.gate_state,
                     proposed,
-                    self.measured,
+                    self.newest,
                     reference=None if reference is None else reference[k],
                     age_s=self.clock.now() - self._read_at,
                     authority=authority,
@@ -139,8 +141,8 @@ class Executor:
                 if reason:
                     ended = reason
                     break
-                self.state = next_state(layout, self.state, gated.command, self._read())
-                measured[k + 1], commands[k], free[k], valid[k] = self.measured, gated.command, gated.free, True
+                self._move_on(gated.command)
+                measured[k + 1], commands[k], free[k], valid[k] = self.newest, gated.command, gated.free, True
         except MachineError as error:
             ended, fault = str(error), True
         if ended != DONE:
@@ -150,6 +152,16 @@ class Executor:
         if reference is None:
             reference = np.zeros((steps, self.spec.num_outputs), np.float32)
         return Trajectory(start, measured, commands, reference, free, valid, ended, fault)
+
+    def _move_on(self, command: np.ndarray) -> None:
+        """The state after a command. What is missing in the measurement stays out of it: the last value is held."""
+        layout, before = self.spec.layout, self.measured
+        self.newest = self._read()
+        held = np.where(np.isfinite(self.newest), self.newest, before)
+        if np.isfinite(before).all():
+            self.state = next_state(layout, self.state, command, held)
+        else:  # nothing whole has come yet
+            self.state = initial_state(layout, held, command)
 
     def _read(self) -> np.ndarray:
         self._read_at = self.clock.now()

@@ -103,6 +103,13 @@ def test_a_number_that_cannot_be(name: str, value: str, refusal: Callable) -> No
     assert ", but must " in rest
 
 
+def test_options_that_do_not_fit_the_robot(refusal: Callable) -> None:
+    assert refusal("train", "soft-arm", "--payload", "5").startswith(
+        "payload is 5 kg, but the soft arm carries at most"
+    )
+    assert refusal("train", "excavator", "--authority", "0.3").startswith("authority is for a robot across the network")
+
+
 @pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e-9", "100"])
 def test_a_speed_that_cannot_be(value: str, refusal: Callable) -> None:
     assert refusal("evaluate", "anything", "--speed", value).startswith(

@@ -74,7 +74,6 @@ class Train:
     def run(self) -> int:
         """Train, evaluate, report."""
         from ..robots.environment import GymnasiumRobot, RobotFailed
-        from ..robots.registry import make_robot
         from ..runs import RunFolder, provenance
         from ..training import Trainer, TrainingConfig, TrainingStopped
         from ..training.display import TrainingDisplay, say
@@ -95,16 +94,17 @@ class Train:
             raise UserError(f"init is {self.init!r}, but there is no --init-from to take it from.")
         if self.resume:
             run, config = self._open(path)
-            prior = Prior.of_run(run, config)
+            prior, made = Prior.of_run(run, config), None
         else:
             prior = gather(config.make_task().spec, **self._origin())
             print_prior(prior)
             config = dataclasses.replace(config, init_from=prior.init, data=prior.logs)
+            made = self._robot(config)  # before there is a folder: what does not fit the robot leaves none behind
             run = RunFolder.create(path, config.as_dict(), provenance=provenance.collect(), data=prior.files())
         with run:
-            robot = make_robot(config.robot, config.make_task(), payload_kg=config.payload_kg, seed=config.seed)
+            robot, guards = made or self._robot(config)
             display = TrainingDisplay(config, run.path)
-            trainer = Trainer(robot, config, run, callbacks=(*self._guards(robot), display), prior=prior)
+            trainer = Trainer(robot, config, run, callbacks=(*guards, display), prior=prior)
             if self.resume:
                 for note in trainer.resume():
                     say(note)
@@ -136,6 +136,13 @@ class Train:
     def _origin(self) -> dict[str, Any]:
         """What to start from, as `gather` takes it."""
         return {"init_from": self.init_from, "init": self.init or "both", "data": self.data}
+
+    def _robot(self, config: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The robot, and what looks after it."""
+        from ..robots.registry import make_robot
+
+        robot = make_robot(config.robot, config.make_task(), payload_kg=config.payload_kg, seed=config.seed)
+        return robot, self._guards(robot)
 
     def _guards(self, robot: Any) -> tuple[Any, ...]:
         """What looks at each new policy before a machine runs it."""

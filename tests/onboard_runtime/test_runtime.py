@@ -14,6 +14,7 @@ import pytest
 from firsthand_onboard.link import ClientEnd, LinkError, check_address
 from firsthand_onboard.spec import SpecError
 from firsthand_onboard.toy import toy_spec
+from firsthand_onboard.watchdog import check_timeout, timeout_for
 
 from .processes import Rig, begin, free_port, random_policy, rig, send_policy, wait_for
 
@@ -285,6 +286,7 @@ def operator_fails(made: Rig) -> bool:
         (("--machine", "firsthand_onboard.toy:Toy", "--listen", "tls/0.0.0.0:7447"), "certificates"),
         (("--machine", "firsthand_onboard.toy:Toy", "--lease", "0"), "lease"),
         (("--machine", "firsthand_onboard.toy:Toy", "--speed", "0"), "speed"),
+        (("--machine", "firsthand_onboard.toy:Toy", "--watchdog", "nan"), "watchdog is nan"),
     ],
 )
 def test_mistakes_get_one_sentence(arguments, word):
@@ -293,6 +295,17 @@ def test_mistakes_get_one_sentence(arguments, word):
     assert done.returncode == 2
     assert word in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_watchdog_waits_longer_than_a_period_and_not_much_longer():
+    for period_s, timeout_s in ((0.001, 0.02), (0.02, 0.04), (0.04, 0.08), (0.05, 0.08), (0.1, 0.15), (1.0, 1.5)):
+        assert timeout_for(period_s, lock_step=False) == pytest.approx(timeout_s)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1.0, 0.0, 60.0])
+def test_a_watchdog_that_would_trip_at_once_or_too_late_is_refused(timeout_s):
+    with pytest.raises(SpecError, match="watchdog is"):
+        check_timeout(timeout_s)
 
 
 def test_addresses():

@@ -48,7 +48,9 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--on-lost", choices=("finish", "stop"), default="finish", help="the running trajectory then")
     serve.add_argument("--rearm", choices=("trainer", "operator"), default="trainer", help="after a lost lease")
     serve.add_argument("--speed", type=float, default=1.0, help="faster than real time, for simulations")
-    serve.add_argument("--watchdog", type=float, help="seconds without a command until neutral (default 2 periods)")
+    serve.add_argument(
+        "--watchdog", type=float, help="seconds without a command until neutral (default 2 periods at 25 Hz)"
+    )
     serve.add_argument("--priority", type=int, default=50, help="SCHED_FIFO priority, 0 is off (default 50)")
     serve.add_argument("--latch", type=Path, help="file that keeps a fault over restarts")
 
@@ -121,7 +123,8 @@ def _serve(given: argparse.Namespace) -> int:
     settings = Settings(given.lease, given.on_lost, given.rearm, given.latch)
     security = None if given.certificates is None else Security.in_folder(given.certificates, "robot")
     check_address(given.listen, security)
-    machine = WatchedMachine(given.machine, dict(given.machine_option), timeout_s=given.watchdog)
+    period_s = None if given.spec is None else _spec(given, None).period_s / min(given.speed, 1.0)
+    machine = WatchedMachine(given.machine, dict(given.machine_option), timeout_s=given.watchdog, period_s=period_s)
     try:
         spec = _spec(given, machine)
         if given.wide_limits:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from .machine import MachineError, load_machine
-from .spec import ControlSpec
+from .spec import ControlSpec, SpecError
 
 READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
 ANSWER, TRIPPED, FAILED = range(7, 10)
@@ -31,21 +31,37 @@ HEAD = struct.Struct("<BQ")
 MOST = 200_000
 STARTUP_S = 120.0
 """A machine that is a simulation may have to compile first."""
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.002, 10.0
 
 
 def timeout_for(period_s: float, lock_step: bool) -> float:
-    """How long commands may stay away: two periods, at most 80 ms; in lock-step, where time stands still, 30 s."""
-    return 30.0 if lock_step else min(2.0 * period_s, 0.08)
+    """How long commands may stay away; in lock-step, where time stands still, 30 s.
+
+    Two periods, but at least 20 ms; for machines slower than 25 Hz 80 ms, or one and a half periods if that is longer.
+    """
+    if lock_step:
+        return 30.0
+    return max(2.0 * period_s, 0.02) if period_s <= 0.04 else max(1.5 * period_s, 0.08)
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """Raise `SpecError` for a time after which the watchdog would trip at once, or far too late."""
+    if timeout_s is not None and not LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S:
+        raise SpecError(f"watchdog is {timeout_s} s, but must lie between {LEAST_TIMEOUT_S:g} and {MOST_TIMEOUT_S:g} s")
 
 
 class Watchdog:
     """The process that owns the machine."""
 
-    def __init__(self, machine: Any, channel: socket.socket, timeout_s: float | None) -> None:
+    def __init__(
+        self, machine: Any, channel: socket.socket, timeout_s: float | None, period_s: float | None = None
+    ) -> None:
         self.machine, self.channel = machine, channel
         lock_step = bool(getattr(machine, "lock_step", False))
         spec = getattr(machine, "spec", None)
-        self.timeout_s = timeout_for(spec.period_s if spec else 0.04, lock_step) if timeout_s is None else timeout_s
+        if period_s is None:
+            period_s = spec.period_s if spec else 0.04
+        self.timeout_s = timeout_for(period_s, lock_step) if timeout_s is None else timeout_s
         self.moving, self.tripped = False, False
         self.heard = time.monotonic()
         self.failure = ""
@@ -141,9 +157,17 @@ class Watchdog:
 class WatchedMachine:
     """The machine as the loop sees it: everything goes through the watchdog process."""
 
-    def __init__(self, name: str, options: dict[str, str], *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        options: dict[str, str],
+        *,
+        timeout_s: float | None = None,
+        period_s: float | None = None,
+    ) -> None:
+        check_timeout(timeout_s)
         self.name, self.options = name, options
-        self._wanted_timeout = timeout_s
+        self._wanted_timeout, self._period = timeout_s, period_s
         self._direct: Any = None
         self._number = 0
         self._priority = 0
@@ -157,6 +181,8 @@ class WatchedMachine:
         command += ["--machine", self.name]
         if self._wanted_timeout is not None:
             command += ["--timeout", str(self._wanted_timeout)]
+        if self._period is not None:
+            command += ["--period", str(self._period)]
         for key, value in self.options.items():
             command += ["--machine-option", f"{key}={value}"]
         # A session of its own: Ctrl-C in the terminal must not take it away from the loop.
@@ -300,6 +326,7 @@ def main() -> None:
     parser.add_argument("--machine", required=True)
     parser.add_argument("--machine-option", type=key_value, action="append", default=[])
     parser.add_argument("--timeout", type=float)
+    parser.add_argument("--period", type=float)
     arguments = parser.parse_args()
     channel = socket.socket(fileno=arguments.fd)
     try:
@@ -307,7 +334,7 @@ def main() -> None:
     except Exception as error:
         channel.send(HEAD.pack(FAILED, 1) + f"{type(error).__name__}: {error}"[:500].encode())
         os._exit(1)
-    Watchdog(machine, channel, arguments.timeout).run()
+    Watchdog(machine, channel, arguments.timeout, arguments.period).run()
 
 
 if __name__ == "__main__":

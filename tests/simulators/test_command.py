@@ -77,6 +77,12 @@ def test_record_fit_train_evaluate(
     assert description["data"][0]["rows"] == 1800
     assert description["robot"] == f"{tmp_path / 'robot.py'}:cart"
 
+    # A recording is none of a run's.
+    assert call("simulator", "record", robot, "--out", log) == 2
+    assert "already holds a run or a recording; give another --out." in capsys.readouterr().err
+    assert call("evaluate", log) == 2
+    assert f"{log} is a recording, not a training run" in capsys.readouterr().err
+
     # Logs are taken or refused before anything is begun.
     Path("bad.csv").write_text("time,p\n0,1\n")
     assert call("train", "sim", "--data", log, "bad.csv", *SMALL) == 2
@@ -126,7 +132,14 @@ def test_record_fit_train_evaluate(
         (("record", "excavator", "--out", "x", "--minutes", "0"), "minutes is 0.0, but must lie between"),
         (("record", "excavator", "--out", "x", "--minutes", "nan"), "minutes is nan"),
         (("fit", "--out", "x"), "needs at least one log"),
-        (("fit", "nothing", "--out", "x"), "does not say which robot it is of"),
+        (("fit", "nothing", "--out", "x"), "nothing does not exist"),
+        (
+            ("fit", "nothing", "--out", "x", "--seed", "99999999999999999999"),
+            "seed is 99999999999999999999, but must lie",
+        ),
+        (("fit", "nothing", "--out", "/dev/null/x"), "cannot write into /dev/null; give another --out"),
+        (("record", "excavator", "--out", "x", "--payload", "-5"), "payload is -5.0 kg, but must lie between"),
+        (("record", "excavator", "--out", "x", "--payload", "nan"), "payload is nan kg"),
         (("fit", "a.csv", "--robot", "excavator", "--out", "x"), "a.csv does not exist"),
         (("fit", "a.csv", "--robot", "excavator", "--out", "x", "--steps", "0"), "steps is 0, but must be at least 1"),
     ],

@@ -161,6 +161,8 @@ def test_too_little_data(task: Task) -> None:
     tiny = Series(np.zeros((50, 2), np.float32), np.zeros((49, 1), np.float32))
     with pytest.raises(UserError, match="needs at least 100"):
         fit(task.spec, [tiny], SETTINGS)
+    with pytest.raises(UserError, match="no usable rows"):
+        fit(task.spec, [], SETTINGS)
 
 
 def test_recording_moves_everywhere_within_the_limits(task: Task) -> None:

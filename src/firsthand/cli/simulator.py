@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg, subcommand
 from ..errors import UserError
 
 LONGEST_MINUTES = 10_000.0
+HEAVIEST_KG = 2000.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Record:
             raise UserError(f"minutes is {self.minutes}, but must lie between 0 and {LONGEST_MINUTES:.0f}.")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
+        if not 0 <= self.payload <= HEAVIEST_KG:
+            raise UserError(f"payload is {self.payload} kg, but must lie between 0 and {HEAVIEST_KG:.0f}.")
+        if (self.out / "config.json").exists():
+            raise UserError(f"{self.out} already holds a run or a recording; give another --out.")
         from ..robots.registry import make_robot, make_task
         from ..robots.user_file import absolute_name
         from ..runs import RunFolder, provenance
@@ -141,6 +146,8 @@ def _robot_of(logs: tuple[Path, ...]) -> str:
     from ..runs import RunFolder
 
     for path in logs:
+        if not path.exists():
+            raise UserError(f"{path} does not exist.")
         if path.is_dir():
             robot = RunFolder.open(path).config.get("robot")
             if isinstance(robot, str):

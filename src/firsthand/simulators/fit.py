@@ -62,6 +62,8 @@ class FitSettings:
         for name, least in (("steps", 1), ("batch", 1), ("rollout_batch", 1), ("rollout_steps", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}, but must be at least {least}.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
 
 
 def untrained(spec: ControlSpec, series: Sequence[Series], settings: FitSettings) -> LearnedPlant:
@@ -97,6 +99,8 @@ def fit(
     progress: Callable[[str, int, int, float], None] = lambda phase, done, total, loss: None,
 ) -> LearnedPlant:
     """The plant that explains these stretches best; `progress` gets phase, steps done, steps in all, loss."""
+    if not series:
+        raise UserError("the logs have no usable rows, but a simulator needs at least 100.")
     windows = Windows.of(series)
     plant = untrained(spec, series, settings)
     before, ahead = history(plant), max(round(settings.rollout_s / spec.period_s), 1)

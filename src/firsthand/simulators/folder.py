@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ def check_free(path: Path) -> None:
     leftover = (WEIGHTS,)  # of a process that was killed before it wrote the description
     if path.is_dir() and any(e.name not in leftover and not atomic.is_temporary(e.name) for e in path.iterdir()):
         raise UserError(f"{path} is not empty and holds no simulator; give another --out.")
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write into {there}; give another --out.")
 
 
 def save(

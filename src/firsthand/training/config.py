@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -97,6 +98,8 @@ class TrainingConfig:
 
         `robot` names a robot file where it is now, if the caller knows better than the run.
         """
+        if "recording" in data:
+            raise UserError(f"{Path(where).parent} is a recording, not a training run: it has no policy.")
         try:
             hyper = dict(data["hyper"])
             hyper["model_hidden"] = tuple(hyper["model_hidden"])

@@ -153,6 +153,10 @@ def test_what_was_seen_before_the_environment_raised_is_kept() -> None:
     assert assert_true_transitions(robot, record) == 19
     with pytest.raises(RobotFailed, match=r"Cart raised RuntimeError in step\(\): the cable is off \(in trajectory 2"):
         robot.measured()
+    old = Cart()
+    old.step = lambda action: (np.zeros(2), 0.0, False, {})  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(RobotFailed, match=r"Cart returned 4 values from step\(\), but must return five"):
+        episode(robot_of(cart_task(lambda: old)))
     with pytest.raises(RobotFailed, match="the cable is off"):
         episode(robot_of(cart_task(lambda: Cart(lambda step, state: "raise"))))
 
@@ -308,6 +312,7 @@ CHAIN = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5),))
         ({"tracked": (7,)}, "tracked names entry 7, but"),
         ({"tracked": (1,)}, "tracked names entry 1, which is no position; give goal_low and goal_high"),
         ({"rate": (1.0, 2.0)}, r"rate is \(1.0, 2.0\), but must be a number, or 1 of them"),
+        ({"evaluation_speed": -1.0}, "evaluation_speed is -1.0, but must be a number above 0"),
         ({"rate": -1.0}, r"rate_high\[0\] is -1.0, but must be a positive number"),
         ({"position_low": 2.0}, r"position_low\[0\] is 2.0, but must be below"),
         ({"goal_high": 1.5}, "goals of coordinate 0 lie between -1.0 and 1.5, but its limits are -1.0 to 1.0"),
@@ -370,3 +375,10 @@ def test_training_learns_from_trajectories_that_were_cut() -> None:
     assert int(trainer.state.refused) == 0
     assert errors[-1] < 0.05
     assert errors[-1] < 0.3 * errors[0]
+
+
+def test_a_setting_of_the_wrong_kind_is_named() -> None:
+    task = cart_task()
+    object.__setattr__(task, "command_memory", "x")  # as in a user's file, where nothing checks types
+    with pytest.raises(UserError, match="command_memory is 'x', but must be a whole number"):
+        task.make_task()

@@ -20,6 +20,8 @@ from .base import AbstractRobot, EpisodeRecord, neutral
 
 REST_S = 1.0
 """How long the robot is held at a reference's start before it is followed, in seconds."""
+STEP_VALUES = 5
+"""What Gymnasium's `step` returns: observation, reward, terminated, truncated, info."""
 MOST_APPROACHES = 3
 """So often the way to a reference's start is tried, when the environment ends on it."""
 
@@ -155,7 +157,14 @@ class Driver:
     def step(self, command: Float[np.ndarray, " commands"]) -> Outcome:
         """Apply a command for one control period."""
         action = np.clip(command.reshape(self.space.shape), self.space.low, self.space.high).astype(self.space.dtype)
-        observation, _, terminated, truncated, _ = self._call("step()", lambda: self.env.step(action))
+        answer = self._call("step()", lambda: self.env.step(action))
+        if not isinstance(answer, tuple) or len(answer) != STEP_VALUES:
+            got = f"{len(answer)} values" if isinstance(answer, tuple) else f"{type(answer).__name__}"
+            raise RobotFailed(
+                f"{self.name} returned {got} from step(), but must return five: observation, reward, terminated, "
+                "truncated, info."
+            )
+        observation, _, terminated, truncated, _ = answer
         measured = self._measure(observation)
         if not np.isfinite(measured).all():
             return Outcome.NOT_FINITE

@@ -183,6 +183,7 @@ def without_time_limit(env: Any) -> Any:
 def _derive(source: GymnasiumTask) -> Task:
     """The task; the environment is made once to look at it."""
     reader = _Reader(source)
+    _check_plain_numbers(source)
     if not callable(source.env):
         raise UserError(f"env is {source.env!r}, but must be a function that makes the environment.")
     env = reader.make()
@@ -250,6 +251,31 @@ def _derive(source: GymnasiumTask) -> Task:
         home=home,
         trajectories=source.trajectories,
     )
+
+
+def _check_plain_numbers(source: GymnasiumTask) -> None:
+    """Kinds of numbers, said with the field's name; where they must lie is said by those who use them."""
+    for field in ("steps", "trajectories", "command_memory", "measurement_memory"):
+        value = getattr(source, field)
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise UserError(f"{field} is {value!r}, but must be a whole number.")
+    for field in ("period_s", "evaluation_speed", "length_scale"):
+        value = getattr(source, field)
+        if value is not None and not (_is_number(value) and 0 < value < math.inf):
+            raise UserError(f"{field} is {value!r}, but must be a number above 0.")
+    for field in ("change_weight", "limit_weight"):
+        value = getattr(source, field)
+        if not (_is_number(value) and math.isfinite(value)):
+            raise UserError(f"{field} is {value!r}, but must be a number.")
+    for field in ("preview", "hidden"):
+        values = getattr(source, field)
+        listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+        if not listed or not all(isinstance(value, int | np.integer) for value in values):
+            raise UserError(f"{field} is {values!r}, but must list whole numbers.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _command_range(source: GymnasiumTask, space: Any, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -8,12 +8,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cli.conftest import ONE_CORE, SETTINGS, Firsthand
 from firsthand.errors import UserError
+from firsthand.learner import Hyperparameters, LearnerState
+from firsthand.report.gather import can_go_back
+from firsthand.robots.onboard import ExecutorRobot
 from firsthand.robots.registry import make_task
 from firsthand.robots.user_file import short_name
+from firsthand_onboard.gate import GateLimits
 
 from .processes import Process, free_port, wait_for
 
@@ -109,3 +114,30 @@ def test_addresses_beyond_this_computer_need_certificates(name, word):
 def test_a_named_address_needs_no_connection_to_read_a_run():
     assert make_task("excavator@tcp/127.0.0.1:1").name == "excavator"
     assert short_name("excavator@tcp/127.0.0.1:1") == "excavator-remote"
+
+
+class Stuck:
+    """A machine that does not move whatever it is told, and is no simulation."""
+
+    def __init__(self, measured: np.ndarray) -> None:
+        self.measured = measured
+
+    def read(self) -> np.ndarray:
+        return self.measured
+
+    def write(self, command: np.ndarray) -> None:
+        pass
+
+    def neutral(self) -> None:
+        pass
+
+
+def test_a_reference_whose_start_is_not_reached_is_not_followed():
+    task = make_task("excavator")
+    measured = np.zeros(task.spec.layout.num_measured)
+    measured[list(task.spec.layout.position)] = task.spec.limits.position_low
+    robot = ExecutorRobot(Stuck(measured), task, GateLimits.wide(task.spec))
+    policy = LearnerState.random(task.spec, Hyperparameters(), seed=0).policy
+    with pytest.raises(UserError, match="did not come to the start"):
+        robot.follow(policy, task.evaluation(task.evaluation_speed)[:1])
+    assert not can_go_back(robot)  # so neither the end of training nor a report moves it

@@ -120,10 +120,15 @@ def print_prior(prior: Prior) -> None:
 
 
 def finish(path: Path) -> None:
-    """After training: evaluate the kept policy, print the table, write the report."""
+    """After training: evaluate the kept policy, print the table, write the report; a machine is not moved for that."""
     from ..report import write_report
+    from ..report.gather import can_go_back, not_moved
 
     restored = RestoredRun.open(path)
-    result = evaluate(restored.robot(), restored.policy())
+    robot = restored.robot()
+    if not can_go_back(robot):
+        say(not_moved(path))
+        return
+    result = evaluate(robot, restored.policy())
     print_evaluation(restored, result, oracle_beside(result, oracle_of(restored, compute=False)))
     print(f"Report: {write_report(path)}")

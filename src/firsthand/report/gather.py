@@ -66,8 +66,9 @@ def gather(path: Path) -> RunReport:
         raise UserError(f"{path} has no finished episode yet, so there is nothing to report.")
     chosen = first_middle_last(stored)
     robot, spec = restored.robot(), restored.task.spec
-    earlier = chosen[:2] if can_go_back(robot) else []  # a machine does not run its first policy again for a picture
-    policies = [(f"episode {episode}", restored.policy(episode)) for episode in earlier]
+    if not can_go_back(robot):
+        raise UserError(not_moved(path))
+    policies = [(f"episode {episode}", restored.policy(episode)) for episode in chosen[:2]]
     evaluations = [(name, evaluate(robot, policy)) for name, policy in [*policies, kept(restored, stored[-1])]]
     evaluation = evaluations[-1][1]
     shapes = tuple(
@@ -88,6 +89,14 @@ def gather(path: Path) -> RunReport:
 def can_go_back(robot: AbstractRobot) -> bool:
     """Whether a policy that was bad can be run again without harm: not on a machine that is no simulation."""
     return not isinstance(robot, OnboardRobot) or robot.can_reset
+
+
+def not_moved(path: Path) -> str:
+    """What is said instead of a report where making one would move a machine."""
+    return (
+        f"A report runs policies, and {path} is of a machine, which moves only when that is asked for: "
+        f"firsthand evaluate {shlex.quote(str(path))} follows the references on it."
+    )
 
 
 def first_middle_last(episodes: list[int]) -> list[int]:

@@ -81,11 +81,18 @@ class OnboardRobot(AbstractRobot):
         spec = self.task.spec
         goal = np.asarray(reference.start if spec.reference.space == "position" else reference.points[0], np.float32)
         span = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
+        away = np.full(len(span), np.inf)
         for _ in range(APPROACHES):
             self.execute("visit", policy, {"goals": goal[None]}, 1)
             away = np.abs(self.measured()[list(spec.layout.position)] - np.asarray(reference.start)) / span
             if (away < NEAR).all():
                 break
+        else:
+            raise UserError(
+                f"The robot did not come to the start of the reference {reference.name!r} in {APPROACHES} tries "
+                f"({100 * away.max():.0f} % of a joint's range away, {100 * NEAR:.0f} % is near enough); it does not "
+                "follow it from there."
+            )
         time.sleep(SETTLE_S)
 
     def snapshot(self) -> Any:

@@ -1,6 +1,7 @@
 """The guard: what it lets run, when it goes back, and that a resume knows what it knew."""
 
 import dataclasses
+import io
 import threading
 import time
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from firsthand.cli.train import Train
 from firsthand.errors import UserError
 from firsthand.learner import Hyperparameters, LearnerState, Rollout
 from firsthand.plants.probes import ScalarPlant
@@ -183,6 +185,23 @@ def test_a_spoilt_policy_that_ran_is_taken_back_and_a_resume_knows_it(trainer):
     again.run_episode()
     assert ran(again, 4) == ran(again, 2) != ran(again, 3)
     assert not again.callbacks[0].state.go_back
+
+
+def test_the_first_policy_is_asked_for_too(trainer):
+    made, asked = trainer(SETTINGS), []
+    guard = Guard(SETTINGS, approve=lambda text: bool(asked.append(text)))
+    made.callbacks = (guard,)
+    with pytest.raises(UserError, match="did not approve the first policy"):
+        made.run_episode()
+    assert "50 % of the command range" in asked[0]
+    assert made.episode == 0
+
+
+def test_asking_needs_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(UserError, match="no terminal"):
+        Train("tcp/127.0.0.1:1", approve="ask", out=tmp_path / "run").run()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("word", "answer"), [("yes", True), ("NO", False)])

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shlex
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,6 +81,8 @@ class Train:
         from ..training.prior import Prior, gather
         from .results import finish, print_prior
 
+        if self.approve == "ask" and not sys.stdin.isatty():
+            raise UserError("approve is 'ask', but there is no terminal to ask in; give a file: --approve FILE.")
         # Also when resuming: a misspelt robot is said before a missing folder.
         config = TrainingConfig.of(
             self.robot,

@@ -173,6 +173,10 @@ class Guard(Callback):
         if self.state is None:
             self._remember(trainer)
         assert self.state is not None
+        if self._record is None and self.approve is not None:
+            first = f"the first one, nothing measured yet, with {100 * self.state.authority:.0f} % of the command range"
+            if not self.approve(first):
+                raise UserError("The operator did not approve the first policy; nothing moved.")
         chosen = self._choose(trainer) if self._record is not None else trainer.state.policy
         if chosen is not trainer.state.policy:
             unknown = jnp.full_like(trainer.state.expected_cost, jnp.nan)

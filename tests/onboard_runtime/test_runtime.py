@@ -287,6 +287,8 @@ def operator_fails(made: Rig) -> bool:
         (("--machine", "firsthand_onboard.toy:Toy", "--lease", "0"), "lease"),
         (("--machine", "firsthand_onboard.toy:Toy", "--speed", "0"), "speed"),
         (("--machine", "firsthand_onboard.toy:Toy", "--watchdog", "nan"), "watchdog is nan"),
+        (("--machine", "firsthand_onboard.toy:Toy", "--latch", "/"), "is a folder"),
+        (("--machine", "firsthand_onboard.toy:Toy", "--latch", "/dev/null/fault.json"), "cannot be written"),
     ],
 )
 def test_mistakes_get_one_sentence(arguments, word):

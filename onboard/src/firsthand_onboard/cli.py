@@ -48,9 +48,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--on-lost", choices=("finish", "stop"), default="finish", help="the running trajectory then")
     serve.add_argument("--rearm", choices=("trainer", "operator"), default="trainer", help="after a lost lease")
     serve.add_argument("--speed", type=float, default=1.0, help="faster than real time, for simulations")
-    serve.add_argument(
-        "--watchdog", type=float, help="seconds without a command until neutral (default 2 periods at 25 Hz)"
-    )
+    serve.add_argument("--watchdog", type=float, help="seconds without a command until neutral (default: 2 periods)")
     serve.add_argument("--priority", type=int, default=50, help="SCHED_FIFO priority, 0 is off (default 50)")
     serve.add_argument("--latch", type=Path, help="file that keeps a fault over restarts")
 
@@ -108,6 +106,18 @@ def _text(path: Path, what: str) -> str:
         raise SpecError(f"the {what} file {path} cannot be read: {error}") from None
 
 
+def _check_writable(path: Path, what: str) -> None:
+    if path.is_dir():
+        raise SpecError(f"the {what} file {path} is a folder")
+    trial = path.with_suffix(".new")  # as a fault is written
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        trial.unlink()
+    except (OSError, ValueError) as error:
+        raise SpecError(f"the {what} file {path} cannot be written: {error}") from None
+
+
 def _spec(given: argparse.Namespace, machine: Any) -> ControlSpec:
     if given.spec is not None:
         return ControlSpec.from_json(_text(given.spec, "specification"))
@@ -121,6 +131,8 @@ def _serve(given: argparse.Namespace) -> int:
     if not 0.01 <= given.speed <= 1000:
         raise SpecError(f"speed is {given.speed}, but must lie between 0.01 and 1000")
     settings = Settings(given.lease, given.on_lost, given.rearm, given.latch)
+    if given.latch is not None:
+        _check_writable(given.latch, "latch")
     security = None if given.certificates is None else Security.in_folder(given.certificates, "robot")
     check_address(given.listen, security)
     period_s = None if given.spec is None else _spec(given, None).period_s / min(given.speed, 1.0)

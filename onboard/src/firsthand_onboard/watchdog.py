@@ -332,6 +332,9 @@ def main() -> None:
     try:
         machine = load_machine(arguments.machine, dict(arguments.machine_option))
     except Exception as error:
+        with contextlib.suppress(OSError):  # an unread question would reset the channel before the answer is read
+            channel.settimeout(5.0)
+            channel.recv(MOST)
         channel.send(HEAD.pack(FAILED, 1) + f"{type(error).__name__}: {error}"[:500].encode())
         os._exit(1)
     Watchdog(machine, channel, arguments.timeout, arguments.period).run()

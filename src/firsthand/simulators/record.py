@@ -77,7 +77,7 @@ def _seen_steps(seen: np.ndarray) -> int:
 
 def _explained(spec: ControlSpec, seen: np.ndarray) -> np.ndarray:
     """Which steps were measured and moved no position by a leap: an angle that wraps around does not move so far."""
-    finite: np.ndarray = np.isfinite(seen).all(axis=1)
+    finite = np.asarray(np.isfinite(seen).all(axis=1))
     valid = finite[:-1] & finite[1:]
     if spec.layout.velocity:
         moved = np.abs(np.diff(seen[:, list(spec.layout.position)], axis=0))

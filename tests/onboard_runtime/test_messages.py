@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from firsthand_onboard import messages
 from firsthand_onboard.link import TO_ROBOT_KEY, ClientEnd, SpecError
 from firsthand_onboard.messages import HEAD, TO_ROBOT, Message, MessageError, Receiver, decode, encode
+from firsthand_onboard.runtime import answer_bytes
 from firsthand_onboard.toy import toy_spec
 
 from .processes import begin, rig, wait_for
@@ -176,3 +177,19 @@ def test_what_is_too_long_is_not_even_sent():
         encode(Message("policy", "r", "s", "", 1, arrays={"a": np.zeros(5_000_000)}))
     with pytest.raises(SpecError):
         ClientEnd("tcp/127.0.0.1:1", run="with blanks")
+
+
+@pytest.mark.parametrize("steps", [1, 5000])
+def test_the_size_of_an_answer_is_known_before_the_job_runs(steps):
+    spec = toy_spec()
+    layout, points = spec.layout, steps + spec.preview[-1]
+    arrays = {
+        "start": np.zeros(layout.size, np.float32),
+        "measured": np.zeros((steps + 1, layout.num_measured), np.float32),
+        "commands": np.zeros((steps, layout.num_commands), np.float32),
+        "reference": np.zeros((points, spec.num_outputs), np.float32),
+        "free": np.zeros((steps, layout.num_commands), bool),
+        "valid": np.zeros(steps, bool),
+    }
+    frame = encode(Message("trajectory", "r", "s", ROBOT, 1, arrays=arrays))
+    assert len(frame) <= answer_bytes(spec, steps) <= len(frame) + 8192

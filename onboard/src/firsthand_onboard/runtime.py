@@ -29,7 +29,7 @@ from .gate import GateLimits
 from .link import RobotEnd
 from .loop import DONE, Executor, Trajectory
 from .machine import MachineError
-from .messages import Message
+from .messages import MOST_PAYLOAD, Message
 from .policy import NumpyPolicy
 from .spec import ControlSpec, SpecError
 from .timing import LockStep, RealTime, no_garbage_collection
@@ -94,6 +94,13 @@ def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
         array = np.ascontiguousarray(arrays[name], "<f4")
         digest.update(f"{name} {array.shape} ".encode() + array.tobytes())
     return digest.hexdigest()
+
+
+def answer_bytes(spec: ControlSpec, steps: int) -> int:
+    """About how large the message with a trajectory of so many steps is, rather too much than too little."""
+    layout = spec.layout
+    per_step = 4 * (layout.num_measured + layout.num_commands + spec.num_outputs) + layout.num_commands + 1
+    return per_step * (steps + 1 + spec.preview[-1]) + 4 * layout.size + 4096
 
 
 class Runtime:
@@ -362,6 +369,8 @@ class Runtime:
             fits = key in shapes and array.shape == shapes[key] and array.dtype != bool
             if not fits or not np.isfinite(array).all():
                 raise Refusal(f"the array {key!r} of shape {array.shape} does not belong into a job of kind {kind!r}")
+        if answer_bytes(spec, length // count) > MOST_PAYLOAD:
+            raise Refusal(f"{needed} asks for {length // count} steps at once, more than one message can bring back")
         policy = self.policies.get(str(body.get("policy")))
         if kind != "play" and policy is None:
             raise Refusal("the policy is not known here; send it first")

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from firsthand_onboard.cli import main
 from firsthand_onboard.link import ClientEnd, LinkError, check_address
 from firsthand_onboard.spec import SpecError
 from firsthand_onboard.toy import toy_spec
@@ -297,6 +298,28 @@ def test_mistakes_get_one_sentence(arguments, word):
     assert done.returncode == 2
     assert word in done.stderr
     assert "Traceback" not in done.stderr
+
+
+BROKEN = "class Raises:\n    def __init__(self):\n        raise OSError('no such port')\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("look", "--machine", "{file}:Raises"), "no such port"),
+        (("look", "--machine", "firsthand_onboard.toy:Toy", "--seconds", "nan"), "seconds is nan"),
+        (("look", "--machine", "firsthand_onboard.toy:Toy"), "cannot be read"),
+        (("simulate", "--speed", "-1"), "speed is -1"),
+        (("simulate", "--log", "/dev/null/log"), "cannot be written"),
+    ],
+)
+def test_mistakes_of_look_and_simulate_get_one_sentence(arguments, word, tmp_path, capsys):
+    file = tmp_path / "broken_machine_of_a_test.py"
+    file.write_text(BROKEN)
+    with pytest.raises(SystemExit) as ended:
+        main([argument.format(file=file) for argument in arguments])
+    assert ended.value.code == 2
+    assert word in capsys.readouterr().err
 
 
 def test_the_watchdog_waits_longer_than_a_period_and_not_much_longer():

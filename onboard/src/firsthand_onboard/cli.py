@@ -177,6 +177,13 @@ def _serve(given: argparse.Namespace) -> int:
 
 def run_plant(plant: Any, given: argparse.Namespace) -> int:
     """Serve a plant until the process is ended."""
+    if not 0.01 <= given.speed <= 1000:
+        raise SpecError(f"speed is {given.speed}, but must lie between 0.01 and 1000")
+    if given.log is not None:
+        try:
+            given.log.open("a").close()
+        except OSError as error:
+            raise SpecError(f"the log file {given.log} cannot be written: {error}") from None
     server = PlantServer(plant, speed=given.speed, lock_step=given.lock_step, timeout_s=given.timeout, log=given.log)
     host = given.listen.rpartition(":")[0]
     try:
@@ -193,6 +200,8 @@ def _simulate(given: argparse.Namespace) -> int:
 
 
 def _look(given: argparse.Namespace) -> int:
+    if not 0 < given.seconds <= 86400:
+        raise SpecError(f"seconds is {given.seconds}, but must be above 0 and at most 86400")
     machine = load_machine(given.machine, dict(given.machine_option))
     spec = _spec(given, machine)
     if given.limits:
@@ -202,9 +211,15 @@ def _look(given: argparse.Namespace) -> int:
     values, took = [], []
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:
-        machine.neutral()
         began = time.monotonic()
-        values.append(np.asarray(machine.read(), float))
+        try:
+            machine.neutral()
+            began = time.monotonic()
+            values.append(np.asarray(machine.read(), float))
+        except MachineError:
+            raise
+        except Exception as error:  # a driver may raise anything
+            raise MachineError(f"the machine cannot be read: {type(error).__name__}: {error}") from None
         took.append(time.monotonic() - began)
         time.sleep(max(spec.period_s - (time.monotonic() - began), 0.0))
     machine.neutral()

@@ -62,9 +62,14 @@ def load_machine(name: str, options: dict[str, str]) -> Any:
         else:
             module = importlib.import_module(module_name)
         factory = getattr(module, class_name)
-    except (ImportError, AttributeError) as error:
-        raise SpecError(f"the machine {name!r} cannot be loaded: {error}") from None
+    except SpecError:
+        raise
+    except Exception as error:  # a file of the user's may raise anything
+        raise SpecError(f"the machine {name!r} cannot be loaded: {type(error).__name__}: {error}") from None
     try:
         return factory(**options)
-    except TypeError as error:
-        raise SpecError(f"the machine {name!r} cannot be made with the options {options}: {error}") from None
+    except (SpecError, MachineError):
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise SpecError(f"the machine {name!r} cannot be made with the options {options}: {why}") from None

@@ -21,6 +21,8 @@ from .machine import MachineError
 from .spec import ControlSpec, SpecError
 
 FIELDS = ("position", "velocity", "effort")
+MOST_WAITING = 64
+"""So many messages are taken in one reading."""
 
 
 def sources(spec: ControlSpec) -> list[tuple[str, str]]:
@@ -90,10 +92,18 @@ class Ros2Machine:
 
     def read(self) -> np.ndarray:
         """The newest joint state; what it lacks is not a number, and the gate knows what to do with that."""
-        self._executor.spin_once(timeout_sec=0)
+        self._drain()
         if time.monotonic() - self._arrived_at > self._patience:
             raise MachineError(f"no JointState arrived for {self._patience:g} s")
         return self._measured
+
+    def _drain(self) -> None:
+        """Take everything that waits, so that the newest is what counts; at most `MOST_WAITING` messages."""
+        for _ in range(MOST_WAITING):
+            before = self._arrived_at
+            self._executor.spin_once(timeout_sec=0)
+            if self._arrived_at == before:
+                break
 
     def write(self, command: np.ndarray) -> None:
         """Publish a command."""
@@ -102,7 +112,7 @@ class Ros2Machine:
     def neutral(self) -> None:
         """Publish the neutral command, and keep listening while nothing is read."""
         self.write(self.neutral_command)
-        self._executor.spin_once(timeout_sec=0)
+        self._drain()
 
     def close(self) -> None:
         """Leave ROS."""

@@ -28,6 +28,8 @@ class SerialMachine:
         line = self._port.readline()
         while self._port.in_waiting:
             line = self._port.readline() or line
+        if not line.endswith(b"\n"):  # cut short: its last number may lack digits
+            raise MachineError("no whole line came over the serial line")
         words = line.decode(errors="replace").split()
         if len(words) < 2 or words[0] != "M":
             raise MachineError("no measurement came over the serial line")

@@ -59,9 +59,8 @@ class Watchdog:
         self.machine, self.channel = machine, channel
         lock_step = bool(getattr(machine, "lock_step", False))
         spec = getattr(machine, "spec", None)
-        if period_s is None:
-            period_s = spec.period_s if spec else 0.04
-        self.timeout_s = timeout_for(period_s, lock_step) if timeout_s is None else timeout_s
+        period = period_s if period_s is not None else float(spec.period_s if spec else 0.04)
+        self.timeout_s = timeout_for(period, lock_step) if timeout_s is None else timeout_s
         self.moving, self.tripped = False, False
         self.heard = time.monotonic()
         self.failure = ""

@@ -38,7 +38,7 @@ format: $(LINT_READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/excavator_speed.py
+	$(BIN)/python benchmarks/plant_speed.py
 	$(BIN)/python benchmarks/update_cost.py
 
 # Real processes killed and links cut, many times: half an hour. Small forms of the same are in `make test`.

@@ -8,6 +8,7 @@ from firsthand_onboard.features import initial_state, measured_part, next_state
 from firsthand_onboard.references import build_reference
 
 from ..learner import Imagined, Rollout
+from ..logs.base import FAR
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
 
@@ -36,10 +37,6 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
         free=jnp.asarray(record.free),
         valid=jnp.asarray(record.valid & usable),
     )
-
-
-FAR = 100.0
-"""A measurement that is this many scales away from its centre is no measurement."""
 
 
 def plausible(spec: ControlSpec, states: np.ndarray) -> np.ndarray:

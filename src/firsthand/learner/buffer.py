@@ -41,8 +41,12 @@ class Buffer(eqx.Module):
         return self.states.shape[0]
 
 
-@eqx.filter_jit(donate="all-except-first")
-def _write(rows, buffer: Buffer, count: Int[Array, ""]) -> Buffer:
+def written(
+    buffer: Buffer,
+    rows: tuple[Float[Array, "rows state"], Float[Array, "rows commands"], Float[Array, "rows measured"]],
+    count: Int[Array, ""],
+) -> Buffer:
+    """The buffer with these rows (x, u, y⁺) behind its last; the first `count` of them count. They must fit."""
     at = buffer.size
 
     def put(store, new):
@@ -58,6 +62,11 @@ def _write(rows, buffer: Buffer, count: Int[Array, ""]) -> Buffer:
         buffer.squares + jnp.sum(jnp.where(used[:, None], change**2, 0.0), axis=0),
         at + count,
     )
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _write(rows, buffer: Buffer, count: Int[Array, ""]) -> Buffer:
+    return written(buffer, rows, count)
 
 
 def append(buffer: Buffer, rollout: Rollout) -> Buffer:

@@ -36,6 +36,15 @@ class EpisodeRecord:
         return {name: np.asarray(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @staticmethod
+    def complete(starts: Any, measured: Any, commands: Any, references: Any) -> "EpisodeRecord":
+        """A record in which every step happened and every command was the policy's own."""
+        starts, measured, commands, references = (
+            np.asarray(part, np.float32) for part in (starts, measured, commands, references)
+        )
+        everywhere = np.ones(commands.shape, bool)
+        return EpisodeRecord(starts, measured, commands, references, everywhere, everywhere[..., 0].copy())
+
+    @staticmethod
     def from_arrays(arrays: Mapping[str, np.ndarray]) -> "EpisodeRecord":
         """The record from named arrays; others are ignored."""
         return EpisodeRecord(**{name: arrays[name] for name in EpisodeRecord.__dataclass_fields__})

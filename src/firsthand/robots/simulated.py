@@ -48,8 +48,9 @@ def at_rest(plant: AbstractPlant, spec: ControlSpec, position, *, key: PRNGKeyAr
     return plant_state, initial_state(spec.layout, measured, jnp.asarray(neutral(spec), measured.dtype))
 
 
-@eqx.filter_jit
-def _episode(plant, policy, spec, start, goals, excitation, key):
+def run_trajectories(plant: AbstractPlant, policy, spec: ControlSpec, start, goals, excitation, key: PRNGKeyArray):
+    """One trajectory after the other, each from where the last ended; returns the end, and starts, y, u, references."""
+
     def trajectory(carry, inputs):
         goal, extra, trajectory_key = inputs
         first = carry[1]
@@ -58,6 +59,9 @@ def _episode(plant, policy, spec, start, goals, excitation, key):
         return carry, (first, measured, commands, points)
 
     return jax.lax.scan(trajectory, start, (goals, excitation, jax.random.split(key, goals.shape[0])))
+
+
+_episode = eqx.filter_jit(run_trajectories)
 
 
 @eqx.filter_jit
@@ -118,7 +122,7 @@ class SimulatedRobot(AbstractRobot):
         self._now, (starts, measured, commands, references) = _episode(
             self.plant, policy, self.task.spec, self._now, targets, extra, self._next_key()
         )
-        return _record(starts, measured, commands, references)
+        return EpisodeRecord.complete(starts, measured, commands, references)
 
     def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
         """One compiled call per length."""
@@ -142,7 +146,9 @@ class SimulatedRobot(AbstractRobot):
             steps = len(reference.points)
             points = padded[i : i + 1, : steps + spec.preview[-1]]
             records.append(
-                _record(starts[i : i + 1], measured[i : i + 1, : steps + 1], commands[i : i + 1, :steps], points)
+                EpisodeRecord.complete(
+                    starts[i : i + 1], measured[i : i + 1, : steps + 1], commands[i : i + 1, :steps], points
+                )
             )
         return tuple(records)
 
@@ -157,17 +163,3 @@ class SimulatedRobot(AbstractRobot):
 
 def _held(points: np.ndarray, length: int) -> np.ndarray:
     return np.concatenate([points, np.repeat(points[-1:], length - len(points), axis=0)])
-
-
-def _record(starts, measured, commands, references) -> EpisodeRecord:
-    starts, measured, commands, references = (
-        np.asarray(a, np.float32) for a in (starts, measured, commands, references)
-    )
-    return EpisodeRecord(
-        starts=starts,
-        measured=measured,
-        commands=commands,
-        references=references,
-        free=np.ones(commands.shape, bool),
-        valid=np.ones(commands.shape[:2], bool),
-    )

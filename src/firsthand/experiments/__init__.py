@@ -1,0 +1,1 @@
+"""One experiment per figure and table of the paper."""

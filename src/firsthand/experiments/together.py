@@ -1,0 +1,187 @@
+"""Several seeds of one set-up, trained side by side: every compiled call serves all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..evaluation import tracking_metrics
+from ..evaluation.metrics import TrackingMetrics
+from ..learner import Hyperparameters, LearnerState, Rollout, update_model, update_policy
+from ..learner.buffer import Buffer, written
+from ..learner.model_learning import ModelReport, prediction_error
+from ..models import Policy
+from ..plants.base import AbstractPlant
+from ..robots.base import EpisodeRecord
+from ..robots.simulated import SimulatedRobot, run_trajectories
+from ..tasks import Task
+from ..training.data import as_rollout, at_rest_in, imagined_starts, smooth_excitation
+
+
+class Together:
+    """Algorithm 1 for several seeds at once on a simulated robot.
+
+    Seed by seed it computes what `training.Trainer` computes, with the same random numbers; only the order of sums in
+    the vectorised calls differs. `plant` and `hyper` may be changed between episodes: a payload, a frozen model.
+    """
+
+    def __init__(
+        self, plant: AbstractPlant, task: Task, hyper: Hyperparameters, seeds: Sequence[int], *, episodes: int
+    ) -> None:
+        self.plant, self.task, self.hyper, self.seeds = plant, task, hyper, tuple(seeds)
+        self.episode = 0
+        """Episodes done."""
+        self.state = stacked([LearnerState.random(task.spec, hyper, seed=seed) for seed in self.seeds])
+        layout = task.spec.layout
+        capacity = episodes * task.trajectories * task.steps
+        empty = Buffer.empty(capacity, layout.size, layout.num_commands, layout.num_measured)
+        self.buffer = stacked([empty] * len(self.seeds))
+        robots = [SimulatedRobot(plant, task, seed=seed).snapshot() for seed in self.seeds]
+        self._now, self._key = stacked([now for now, _ in robots]), stacked([key for _, key in robots])
+        self.records: list[EpisodeRecord] = []
+        """What each robot did in the last episode."""
+
+    def run_episode(self, *, learn_model: bool = True) -> dict[str, np.ndarray]:
+        """One episode of every seed; its metrics, one entry per seed.
+
+        With `learn_model` false the model stays as it is (the data is kept all the same).
+        """
+        task, hyper = self.task, self.hyper
+        measured = np.asarray(self._now[1])[:, : task.spec.layout.num_measured]
+        rngs = [np.random.Generator(np.random.Philox(key=[seed, self.episode])) for seed in self.seeds]
+        home = at_rest_in(task.spec, np.asarray(task.home))
+        goals, excitations = [], []
+        excited = hyper.excitation > 0 and self.episode < hyper.excited_episodes
+        for rng, y in zip(rngs, measured, strict=True):
+            goals.append(task.sample_goals(rng, y if np.isfinite(y).all() else home, task.trajectories))
+            shape = (task.trajectories, task.steps, task.spec.layout.num_commands)
+            excitations.append(smooth_excitation(task, hyper.excitation, rng) if excited else np.zeros(shape))
+        policies = self.state.policy
+        self._now, self._key, played = _episodes(
+            self.plant,
+            policies,
+            task.spec,
+            self._now,
+            jnp.asarray(np.stack(goals), jnp.float32),
+            jnp.asarray(np.stack(excitations), jnp.float32),
+            self._key,
+        )
+        played = [np.asarray(part, np.float32) for part in played]
+        self.records = [EpisodeRecord.complete(*(part[i] for part in played)) for i in range(len(self.seeds))]
+        rollout = stacked([as_rollout(task.spec, record) for record in self.records])
+        imagined = [
+            imagined_starts(task, record, hyper.imagined, rng) for record, rng in zip(self.records, rngs, strict=True)
+        ]
+        novelty = _novelty(self.state.dynamics, rollout)
+        self.buffer = _append(self.buffer, rollout)
+        self.state, model_loss, report = _updates(
+            self.state,
+            self.buffer,
+            task.cost,
+            rollout,
+            None if any(i is None for i in imagined) else stacked(imagined),
+            hyper,
+            learn_model,
+        )
+        self.episode += 1
+        tracking = [tracking_metrics(task.spec, (record,)) for record in self.records]
+        return {
+            "tracking_error_m": np.array([t.mean_error_m for t in tracking]),
+            "controller_loss": np.array([t.rms_error_m**2 for t in tracking]),
+            "cost": np.asarray(report.cost),
+            "model_loss": np.asarray(model_loss),
+            "prediction_error": np.asarray(novelty),
+            "gradient_norm": np.asarray(report.step.gradient_norm),
+            "step_norm": np.asarray(report.step.step_norm),
+            "refused_updates": np.asarray(self.state.refused),
+        }
+
+    def policy(self, index: int) -> Policy:
+        """The newest policy of one seed."""
+        return member(self.state.policy, index)
+
+    def follow(self, speed: float | None = None) -> list[tuple[EpisodeRecord, ...]]:
+        """For every seed, what its newest policy does on the task's evaluation references."""
+        references = self.task.evaluation(self.task.evaluation_speed if speed is None else speed)
+        robot = SimulatedRobot(self.plant, self.task)
+        return [robot.follow(self.policy(i), references) for i in range(len(self.seeds))]
+
+    def evaluate(self, speed: float | None = None) -> list[TrackingMetrics]:
+        """For every seed, the metrics of its newest policy over all evaluation references together."""
+        return [tracking_metrics(self.task.spec, records) for records in self.follow(speed)]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that the next episode depends on, as a pytree (for `runs.pytrees.to_arrays`)."""
+        return {
+            "state": self.state,
+            "buffer": self.buffer,
+            "robot": (self._now, self._key),
+            "episode": jnp.asarray(self.episode, jnp.int32),
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go back to a snapshot."""
+        self.state, self.buffer = snapshot["state"], snapshot["buffer"]
+        self._now, self._key = snapshot["robot"]
+        self.episode = int(snapshot["episode"])
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    """Pytrees of one structure as one pytree with a leading axis; what is no array is taken from the first."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *trees)
+
+
+def member(tree: Any, index: int) -> Any:
+    """One of the stacked pytrees."""
+    return jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, tree)
+
+
+@eqx.filter_jit
+def _episodes(plant, policies, spec, now, goals, excitations, keys):
+    def one(policy, start, goals, excitation, key):
+        following, episode_key = jax.random.split(key)
+        end, played = run_trajectories(plant, policy, spec, start, goals, excitation, episode_key)
+        return end, following, played
+
+    return eqx.filter_vmap(one)(policies, now, goals, excitations, keys)
+
+
+@eqx.filter_jit
+def _novelty(dynamics, rollout):
+    return eqx.filter_vmap(prediction_error)(dynamics, rollout)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _store(rollout: Rollout, buffer: Buffer) -> Buffer:
+    def one(buffer: Buffer, rollout: Rollout) -> Buffer:
+        measured = buffer.following.shape[1]
+        valid = rollout.valid.reshape(-1)
+        order = jnp.argsort(~valid, stable=True)
+        x = rollout.states[:, :-1].reshape(valid.size, -1)[order]
+        y = rollout.states[:, 1:, :measured].reshape(valid.size, -1)[order]
+        u = rollout.commands.reshape(valid.size, -1)[order]
+        return written(buffer, (x, u, y), valid.sum().astype(jnp.int32))
+
+    return eqx.filter_vmap(one)(buffer, rollout)
+
+
+def _append(buffer: Buffer, rollout: Rollout) -> Buffer:
+    rows = rollout.valid.shape[1] * rollout.valid.shape[2]
+    if int(buffer.size.max()) + rows > buffer.states.shape[1]:
+        raise ValueError("more episodes than `episodes` said")
+    return _store(rollout, buffer)
+
+
+@eqx.filter_jit
+def _updates(state, buffer, cost, rollout, imagined, hyper, learn_model: bool):
+    def one(state, buffer, rollout, imagined):
+        model = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True))
+        if learn_model:
+            state, model = update_model(state, buffer, rollout, hyper)
+        state, report = update_policy(state, cost, rollout, imagined, model, hyper)
+        return state, model.loss, report
+
+    return eqx.filter_vmap(one)(state, buffer, rollout, imagined)

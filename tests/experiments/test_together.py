@@ -1,0 +1,51 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from firsthand.experiments.together import Together
+from firsthand.plants.excavator import ExcavatorFlow
+from firsthand.robots import SimulatedRobot
+from firsthand.runs.pytrees import from_arrays, to_arrays
+from firsthand.tasks import excavator_task
+from firsthand.training import Trainer, TrainingConfig
+from firsthand.training.presets import preset
+
+EPISODES, SEEDS = 2, (0, 3)
+HYPER = replace(preset("paper"), model_hidden=(8, 8), model_steps=10, model_batch=16, cg_iterations=3)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return excavator_task(trajectories=2, steps=20, hidden=(8, 8))
+
+
+@pytest.fixture(scope="module")
+def curves(task):
+    together = Together(ExcavatorFlow(), task, HYPER, SEEDS, episodes=EPISODES)
+    return [together.run_episode() for _ in range(EPISODES)], together
+
+
+def test_each_seed_learns_what_it_would_learn_alone(task, curves):
+    for i, seed in enumerate(SEEDS):
+        config = replace(TrainingConfig.of("excavator", "paper", episodes=EPISODES, seed=seed), hyper=HYPER)
+        trainer = Trainer(SimulatedRobot(ExcavatorFlow(), task, seed=seed), config)
+        for episode in range(EPISODES):
+            alone = trainer.run_episode().metrics
+            for name in ("tracking_error_m", "cost", "model_loss", "gradient_norm", "prediction_error"):
+                np.testing.assert_allclose(curves[0][episode][name][i], alone[name], rtol=1e-3, err_msg=name)
+
+
+def test_a_snapshot_goes_on_as_if_nothing_had_happened(task, curves):
+    again = Together(ExcavatorFlow(), task, HYPER, SEEDS, episodes=EPISODES)
+    again.run_episode()
+    kept = to_arrays(again.snapshot())
+    other = Together(ExcavatorFlow(), task, HYPER, SEEDS, episodes=EPISODES)
+    other.restore(from_arrays(other.snapshot(), kept))
+    np.testing.assert_array_equal(other.run_episode()["cost"], curves[0][1]["cost"])
+
+
+def test_more_episodes_than_announced_are_refused(curves):
+    curves[1].run_episode()
+    with pytest.raises(ValueError, match="episodes"):
+        curves[1].run_episode()

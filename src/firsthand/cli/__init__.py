@@ -11,6 +11,7 @@ from ..cache import cache_folder
 from ..errors import UserError
 from .characterize import Characterize
 from .evaluate import Evaluate
+from .experiment import Experiment
 from .export import Export
 from .inspect import Inspect
 from .machine import Machine
@@ -27,6 +28,7 @@ Command = (
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[Machine, tyro.conf.subcommand("machine")]
     | Annotated[Simulator, tyro.conf.subcommand("simulator")]
+    | Annotated[Experiment, tyro.conf.subcommand("experiment")]
 )
 
 WRONG_INPUT = 2

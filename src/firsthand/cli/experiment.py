@@ -1,0 +1,168 @@
+"""`firsthand experiment`."""
+
+import shlex
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, Suppress, arg
+
+from ..errors import UserError
+
+_Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
+_Switch = Annotated[bool, arg(help_behavior_hint="")]
+
+FAILED, INTERRUPTED = 1, 130
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Repeat a figure or table of the paper on our robots, and say whether its claim holds."""
+
+    name: Annotated[Positional[str | None], arg(metavar="NAME", help_behavior_hint="")] = None
+    """The experiment (see --list), or all."""
+    list: _Switch = False
+    """Name the experiments, what each shows and what it takes."""
+    quick: _Switch = False
+    """A small form: shorter runs and fewer seeds. All of them together take ten minutes on two cores."""
+    tiny: Suppress[bool] = False
+    """A still smaller form, for the tests."""
+    seeds: _Whole = None
+    """How many random seeds; by default what --list says."""
+    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """Folder for data, figures and the finding; by default experiments/NAME or experiments/NAME-quick. The same command
+    continues what was interrupted."""
+    on: Annotated[Literal["local", "ray"], arg(metavar="local|ray")] = "local"
+    """Processes on this machine, or a Ray cluster."""
+    address: Annotated[str | None, arg(metavar="ADDRESS", help_behavior_hint="")] = None
+    """The Ray cluster: host:port, ray://host:port or auto; without it a small one is started on this machine."""
+    workers: _Whole = None
+    """Jobs at a time; by default one per core."""
+
+    def run(self) -> int:
+        """Run, conclude, print the findings. Running it again continues."""
+        from ..experiments import registry
+        from ..experiments.base import Size
+        from ..experiments.display import Display
+        from ..experiments.run import JobsFailed, carry_out, default_folder
+        from ..experiments.study import Study, claim
+        from ..training.display import say
+
+        if self.list:
+            _print_list(registry.every())
+            return 0
+        if self.name is None:
+            raise UserError("which experiment? `firsthand experiment --list` names them.")
+        self._check()
+        experiments = registry.every() if self.name == "all" else [registry.find(self.name)]
+        size = "tiny" if self.tiny else "quick" if self.quick else "full"
+        sizes = [Size(size, e.seeds.of(size) if self.seeds is None else self.seeds) for e in experiments]
+        folder = self.out or default_folder(self.name, size)
+        together = self.name == "all"
+        if together:
+            claim(folder, "all", size, self.seeds)
+        with ExitStack() as stack:
+            studies = [
+                stack.enter_context(Study(folder / e.name if together else folder, e, s))
+                for e, s in zip(experiments, sizes, strict=True)
+            ]
+            say(f"{self.name}, {size} size, into {folder}")
+            display = stack.enter_context(Display())
+            try:
+                findings = carry_out(studies, self._pool, display)
+            except KeyboardInterrupt:
+                say(f"Interrupted; what is done is kept. Continue with: {self._again()}")
+                return INTERRUPTED
+            except JobsFailed as failed:
+                say(f"firsthand: {failed} The other jobs are kept; try the rest again with: {self._again()}")
+                return FAILED
+        _print_findings(studies, findings)
+        if together:
+            _write_summary(folder, studies, findings)
+        return 0
+
+    def _check(self) -> None:
+        if self.seeds is not None and self.seeds < 1:
+            raise UserError(f"seeds is {self.seeds}, but must be at least 1.")
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"workers is {self.workers}, but must be at least 1.")
+        if self.address is not None and self.on != "ray":
+            raise UserError(f"address is {self.address!r}, but the jobs run on this machine; add --on ray.")
+        if self.on == "ray":
+            from ..experiments.cluster import require_ray
+
+            require_ray(self.address)
+
+    def _pool(self, jobs: int) -> Any:
+        """Where the jobs run."""
+        from ..experiments.pool import LocalPool
+        from ..experiments.worker import cores
+
+        if self.on == "ray":
+            from ..experiments.cluster import RayPool
+
+            return RayPool(self.address, self.workers)
+        return LocalPool(min(self.workers or cores(), jobs))
+
+    def _again(self) -> str:
+        """What to type to continue: to be copied."""
+        words = ["firsthand", "experiment", self.name or ""]
+        words += [f"--{name}" for name in ("quick", "tiny") if getattr(self, name)]
+        for name in ("seeds", "out", "address", "workers"):
+            if getattr(self, name) is not None:
+                words += [f"--{name}", str(getattr(self, name))]
+        if self.on != "local":
+            words += ["--on", self.on]
+        return shlex.join(words)
+
+
+def _print_list(experiments: Any) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it shows")
+    table.add_column("in the paper", no_wrap=True)
+    table.add_column("core time\nfull", justify="right", no_wrap=True)
+    table.add_column("\n--quick", justify="right", no_wrap=True)
+    table.add_column("seeds\nfull", justify="right", no_wrap=True)
+    table.add_column("\nquick", justify="right", no_wrap=True)
+    for e in experiments:
+        seeds = (str(e.seeds.full), str(e.seeds.quick))
+        table.add_row(e.name, e.shows, e.figure, f"{e.cost.full_min:.0f} min", f"{e.cost.quick_s:.0f} s", *seeds)
+    Console().print(table)
+
+
+def _print_findings(studies: Any, findings: Any) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for study in studies:
+        finding = findings[study.experiment.name]
+        table = Table(title=f"{study.experiment.name}: {finding.verdict.value}", box=SIMPLE_HEAD, pad_edge=False)
+        for heading in ("", "measured", "paper", ""):
+            table.add_column(heading)
+        for row in finding.rows:
+            verdict = "" if row.verdict is None else row.verdict.value
+            table.add_row(row.quantity, row.measured, row.paper, verdict)
+        console.print(table)
+        console.print(finding.text, highlight=False, markup=False)
+        console.print(f"Written: {study.path / 'finding.md'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _write_summary(folder: Path, studies: Any, findings: Any) -> None:
+    """One line per experiment, for `all`."""
+    from ..runs import atomic
+
+    lines = ["# All experiments", "", "| experiment | in the paper | verdict | |", "|---|---|---|---|"]
+    for study in studies:
+        e, finding = study.experiment, findings[study.experiment.name]
+        lines.append(f"| [{e.name}]({e.name}/finding.md) | {e.figure} | {finding.verdict.value} | {e.shows} |")
+    atomic.write_text(folder / "summary.md", "\n".join(lines) + "\n")
+    verdicts = {study.experiment.name: findings[study.experiment.name].verdict.value for study in studies}
+    atomic.write_json(folder / "summary.json", verdicts)

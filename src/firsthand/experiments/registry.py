@@ -1,0 +1,23 @@
+"""The experiments by name. Modules are imported when they are asked for."""
+
+from importlib import import_module
+
+from ..errors import UserError, suggest
+from .base import Experiment
+
+EXPERIMENTS: dict[str, str] = {}
+"""Name to `module:class` in this package, in the order of the paper."""
+
+
+def find(name: str) -> Experiment:
+    """The experiment of this name; an unknown one is answered with the near one."""
+    if name not in EXPERIMENTS:
+        known = (*EXPERIMENTS, "all")
+        raise UserError(f"There is no experiment {name!r}{suggest(name, known)}; known are {', '.join(known)}.")
+    module, _, attribute = EXPERIMENTS[name].partition(":")
+    return getattr(import_module(f".{module}", __package__), attribute)()
+
+
+def every() -> list[Experiment]:
+    """All of them."""
+    return [find(name) for name in EXPERIMENTS]

@@ -1,0 +1,112 @@
+"""One job, from its folder: `python -m firsthand.experiments.worker FOLDER CORES`.
+
+Progress goes to standard output, a JSON object per line; what the job itself prints goes to standard error. The process
+ends when its standard input is closed: a job does not outlive the experiment that started it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..runs import atomic, provenance
+from . import files
+from .base import Job, Report
+
+JOB = "job.json"
+_DATA_COMES_FROM = ("models", "learner", "tasks", "plants", "robots", "training", "evaluation", "simulators")
+
+
+def read_job(folder: Path) -> Job:
+    """The job that a folder is for."""
+    return Job(**files.read_json(folder / JOB))
+
+
+def perform(folder: Path, report: Report) -> None:
+    """Run the job of this folder to its end, from where it stopped; a finished one is left as it is."""
+    if not (folder / files.DONE).exists():
+        job = read_job(folder)
+        atomic.remove_temporary_files(folder)
+        module, _, function = job.runner.partition(":")
+        began, used = time.monotonic(), time.process_time()
+        getattr(import_module(module), function)(dict(job.parameters), folder, report)
+        done = {
+            "seconds": round(time.monotonic() - began, 3),
+            "core_seconds": round(time.process_time() - used, 3),
+            "cores": cores(),
+            "code": code_digest(job.runner),
+            "commit": commit(),
+        }
+        files.write_json(folder / files.DONE, done)
+    shutil.rmtree(folder / files.CHECKPOINT, ignore_errors=True)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def commit() -> str | None:
+    """The commit of the code, with a plus where tracked files differ from it; None when it is not in a checkout."""
+    git = provenance.collect()["git"]
+    return None if git is None else git["commit"][:12] + ("+" if git["dirty"] else "")
+
+
+def code_digest(runner: str) -> str:
+    """A hash of the sources that a job's data depends on: two jobs are the same only if this is, too."""
+    root = Path(__file__).parent.parent
+    sources = [p for name in _DATA_COMES_FROM for p in sorted((root / name).rglob("*.py"))]
+    sources += [root / "experiments" / "together.py"]
+    for module in ("firsthand_onboard", runner.partition(":")[0]):
+        spec = find_spec(module)
+        if spec is not None and spec.origin is not None:
+            origin = Path(spec.origin)
+            sources += sorted(origin.parent.glob("*.py")) if origin.name == "__init__.py" else [origin]
+    digest = hashlib.sha256()
+    for path in sources:
+        digest.update(path.name.encode() + b"\0" + (path.read_bytes() if path.exists() else b"") + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def _say(channel: int, message: dict[str, Any]) -> None:
+    atomic.write_all(channel, json.dumps(message).encode() + b"\n")
+
+
+def main() -> int:
+    """Run the job named on the command line. Exit code 1 and a message with `error` when it fails."""
+    folder, given = Path(sys.argv[1]), sys.argv[2]
+    if given and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(core) for core in given.split(",")})
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        perform(folder, lambda done, note="": _say(channel, {"done": done, "note": note}))
+    except UserError as error:
+        _say(channel, {"error": str(error)})
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        _say(channel, {"error": f"{type(error).__name__}: {error}"})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

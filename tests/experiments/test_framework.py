@@ -1,0 +1,139 @@
+"""Jobs in real processes: finished ones are not repeated, killed ones continue, failed ones are named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from firsthand.errors import UserError
+from firsthand.experiments import Job, Size, Verdict, files
+from firsthand.experiments.display import Display
+from firsthand.experiments.pool import LocalPool, shares
+from firsthand.experiments.run import JobsFailed, carry_out
+from firsthand.experiments.study import Study
+
+from .counting import STEPS, Counting
+
+TWO = Size("tiny", 2)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers must find the counting job."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+
+
+def carried_out(path: Path, experiment: Counting, size: Size = TWO, slots: int = 2) -> Verdict:
+    with Study(path, experiment, size) as study, Display() as display:
+        return carry_out([study], lambda jobs: LocalPool(min(slots, jobs)), display)["counting"].verdict
+
+
+def test_jobs_are_done_once_and_concluded(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert carried_out(out, Counting()) is Verdict.PASS
+    data = json.loads((out / "finding.json").read_text())
+    assert data["verdict"] == "PASS"
+    assert data["rows"][0]["measured"] == "[0, 28]"
+    assert (out / "totals.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "totals.svg").read_bytes().startswith(b"<?xml")
+    assert files.read_csv(out / "totals.csv")["total"].tolist() == [0.0, 28.0]
+    jobs = sorted((out / "jobs").iterdir())
+    pids = {json.loads((job / "total.json").read_text())["pid"] for job in jobs}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert not any((job / files.CHECKPOINT).exists() for job in jobs)
+    before = [(job / "total.json").read_bytes() for job in jobs]
+    assert carried_out(out, Counting()) is Verdict.PASS
+    assert [(job / "total.json").read_bytes() for job in jobs] == before
+
+
+def test_a_killed_worker_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
+    assert carried_out(tmp_path / "out", Counting(die_at=5)) is Verdict.PASS
+    for job in (tmp_path / "out" / "jobs").iterdir():
+        assert (job / "died").exists()
+        assert json.loads((job / "total.json").read_text())["added"] == list(range(STEPS))
+
+
+def test_a_killed_experiment_continues_without_repeating_finished_jobs(tmp_path: Path) -> None:
+    """The whole process is killed while the second job runs; its worker must not live on."""
+    script = (
+        "import sys; from pathlib import Path; from experiments.counting import Counting; "
+        "from experiments.test_framework import carried_out; "
+        "carried_out(Path(sys.argv[1]), Counting(pause_s=0.15), slots=1)"
+    )
+    out = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, "-c", script, str(out)])
+    jobs = [out / "jobs" / job.id for job in Counting(pause_s=0.15).jobs(TWO)]
+    deadline = time.monotonic() + 60
+    while not (jobs[1] / files.CHECKPOINT / "state.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    first = (jobs[0] / "total.json").read_bytes()
+    time.sleep(0.5)
+    assert not (jobs[1] / files.DONE).exists()
+    begun = files.read_json(jobs[1] / files.CHECKPOINT / "state.json")["done"]
+    assert carried_out(out, Counting(pause_s=0.15)) is Verdict.PASS
+    assert (jobs[0] / "total.json").read_bytes() == first
+    assert 0 < begun < STEPS
+    assert json.loads((jobs[1] / "total.json").read_text())["added"] == list(range(STEPS))
+
+
+def test_a_failing_job_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    class OneFails(Counting):
+        def jobs(self, size: Size) -> list[Job]:
+            good, bad = super().jobs(size)
+            return [good, Job(bad.name, bad.runner, {**bad.parameters, "fail_at": 3}, steps=bad.steps)]
+
+    with pytest.raises(JobsFailed, match="counting/factor-1: RuntimeError: this job always fails"):
+        carried_out(tmp_path / "out", OneFails())
+    done = [(job / files.DONE).exists() for job in sorted((tmp_path / "out" / "jobs").iterdir())]
+    assert done == [True, False]
+
+
+def test_a_job_that_a_neighbour_has_done_is_copied(tmp_path: Path) -> None:
+    carried_out(tmp_path / "one", Counting())
+    carried_out(tmp_path / "two", Counting())
+    ours, theirs = (
+        [(job / "total.json").read_bytes() for job in sorted((tmp_path / name / "jobs").iterdir())]
+        for name in ("one", "two")
+    )
+    assert ours == theirs  # the process that did it is noted in there
+
+
+def test_a_job_is_another_one_when_its_parameters_are(tmp_path: Path) -> None:
+    job, same, other = (Job("a", "m:f", p) for p in ({"x": 1, "y": 2.5}, {"y": 2.5, "x": 1}, {"x": 1, "y": 2.25}))
+    assert job.id == same.id
+    assert job.id != other.id
+
+
+def test_cores_are_shared_out() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    for slots in range(1, 5):
+        given = shares(slots)
+        assert len(given) == slots
+        assert all(given)
+        if slots <= len(cores):
+            assert sorted(core for share in given for core in share) == cores
+
+
+@pytest.mark.parametrize(
+    ("size", "says"), [(Size("quick", 2), "size is quick"), (Size("tiny", 3), "seeds is 3")], ids=["size", "seeds"]
+)
+def test_the_folder_of_another_size_is_refused(tmp_path: Path, size: Size, says: str) -> None:
+    with Study(tmp_path / "out", Counting(), TWO):
+        pass
+    with pytest.raises(UserError, match=says), Study(tmp_path / "out", Counting(), size):
+        pass
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").touch()
+    with pytest.raises(UserError, match="holds no experiment"), Study(tmp_path, Counting(), TWO):
+        pass

@@ -1,0 +1,51 @@
+"""How fast a sum grows: the exponent p of S_T ∝ T^p."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Float
+
+
+class Interval(NamedTuple):
+    """A mean over seeds, with the 95 % confidence interval of Student's t; without ends for a single seed."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        ends = f" ({self.low:.2f} to {self.high:.2f})" if np.isfinite(self.low) else ""
+        return f"{self.mean:.2f}{ends}"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean of what the seeds gave. What is not finite counts for nothing."""
+    kept = np.asarray([v for v in values if np.isfinite(v)], float)
+    if kept.size < 2:
+        return Interval(float(kept[0]) if kept.size else float("nan"), float("nan"), float("nan"))
+    half = float(scipy.stats.t.ppf(0.975, kept.size - 1) * kept.std(ddof=1) / np.sqrt(kept.size))
+    return Interval(float(kept.mean()), float(kept.mean()) - half, float(kept.mean()) + half)
+
+
+def log_slope(x: Float[np.ndarray, " points"], y: Float[np.ndarray, " points"]) -> float:
+    """The slope of log y over log x by least squares; NaN with fewer than two positive points."""
+    good = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
+    if good.sum() < 2:
+        return float("nan")
+    return float(np.polyfit(np.log(x[good]), np.log(y[good]), 1)[0])
+
+
+def growth_exponent(terms: Float[np.ndarray, " episodes"], *, first: float = 0.25, points: int = 40) -> float:
+    """p of Σ_{t ≤ T} `terms` ∝ T^p, fitted for T from the share `first` of the episodes to their end.
+
+    The points lie evenly on the logarithmic axis, so that the many late ones do not outweigh the rest. p < 1 says that
+    the mean term falls: the sum is o(T) as far as this run can tell. Sums of neighbouring T share most of their terms,
+    so a fit's own confidence interval would be far too narrow: take `interval` over seeds.
+    """
+    sums = np.cumsum(np.asarray(terms, float))
+    last = len(sums)
+    start = max(1, int(np.ceil(first * last)))
+    at = np.unique(np.round(np.geomspace(start, last, points)).astype(int))
+    return log_slope(at.astype(float), sums[at - 1])

@@ -1,5 +1,6 @@
 """`firsthand train`."""
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -52,7 +53,9 @@ class Train:
     authority: _Number = None
     """For a robot across the network: share of the command range in the first episodes; by default 0.5."""
     approve: _Text = None
-    """For a robot across the network: `ask` before each new policy, or a file through which the operator is asked."""
+    """Before each new policy: `ask` in the terminal, ask at the live `page`, or through a file."""
+    dashboard: _Switch = False
+    """Show the live page while training; see also: firsthand dashboard."""
     no_report: _Switch = False
     """Leave out the evaluation and the HTML report at the end."""
     eta: _Number = None
@@ -74,15 +77,21 @@ class Train:
 
     def run(self) -> int:
         """Train, evaluate, report."""
+        from ..control.machine import address_of
         from ..robots.environment import GymnasiumRobot, RobotFailed
         from ..runs import RunFolder, provenance
         from ..training import Trainer, TrainingConfig, TrainingStopped
+        from ..training.control import Control
         from ..training.display import TrainingDisplay, say
         from ..training.prior import Prior, gather
         from .results import finish, print_prior
 
         if self.approve == "ask" and not sys.stdin.isatty():
             raise UserError("approve is 'ask', but there is no terminal to ask in; give a file: --approve FILE.")
+        if self.dashboard:
+            from ..dashboard import check_installed
+
+            check_installed()
         # Also when resuming: a misspelt robot is said before a missing folder.
         config = TrainingConfig.of(
             self.robot,
@@ -106,14 +115,22 @@ class Train:
             run = RunFolder.create(path, config.as_dict(), provenance=provenance.collect(), data=prior.files())
         with run:
             robot, guards = made or self._robot(config)
-            display = TrainingDisplay(config, run.path)
-            trainer = Trainer(robot, config, run, callbacks=(*guards, display), prior=prior)
+            display, control = TrainingDisplay(config, run.path), Control(run.path, address_of(config.robot))
+            if self.approve == "page":
+                for guard in guards:
+                    guard.approve = control.ask
+            trainer = Trainer(robot, config, run, callbacks=(control, *guards, display), prior=prior)
             if self.resume:
                 for note in trainer.resume():
                     say(note)
                 say(f"{run.path} has {trainer.episode} of {config.episodes} episodes.")
             try:
-                with stop_on_interrupt(trainer, display, resume_command(config, run)), display:
+                with (
+                    stop_on_interrupt(trainer, display, resume_command(config, run)),
+                    display,
+                    self._page(run.path),
+                    control.serving(trainer),
+                ):
                     trainer.train()
                     robot.measured()  # a robot that failed in the last episode says so now
             except RobotFailed as failed:
@@ -153,14 +170,22 @@ class Train:
         from ..training.guard import Guard, GuardSettings, ask_by_file, ask_in_terminal
 
         if not isinstance(robot, OnboardRobot):
-            for name in ("authority", "approve"):
-                if getattr(self, name) is not None:
-                    raise UserError(f"{name} is for a robot across the network (tcp/host:port), not for {self.robot}.")
-            return ()
+            if self.authority is not None:
+                raise UserError(f"authority is for a robot across the network (tcp/host:port), not for {self.robot}.")
+            if self.approve is None:
+                return ()
         approve = None
-        if self.approve is not None:
+        if self.approve not in (None, "page"):
             approve = ask_in_terminal if self.approve == "ask" else ask_by_file(Path(self.approve))
         return (Guard(GuardSettings(**self._given(("authority",))), approve),)
+
+    def _page(self, run: Path) -> Any:
+        """The live page in a process of its own, if it was asked for."""
+        if not self.dashboard:
+            return contextlib.nullcontext()
+        from ..dashboard.child import beside
+
+        return beside(run)
 
     def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

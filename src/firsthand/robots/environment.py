@@ -2,7 +2,7 @@
 
 import enum
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -210,6 +210,9 @@ class GymnasiumRobot(AbstractRobot):
     environment is reset, and the next trajectory starts from the reset. No transition leads across a reset.
     """
 
+    before_trajectory: Callable[[], object] | None = None
+    """Called before each trajectory of an episode; may wait, and may end the episode by an exception."""
+
     def __init__(self, environment: Environment, task: Task, *, seed: int = 0) -> None:
         self.environment, self.task, self.seed = environment, task, seed
         self.cuts: Counter[Outcome] = Counter()
@@ -244,6 +247,8 @@ class GymnasiumRobot(AbstractRobot):
         driver, run = self.driver, numpy_policy(policy)
         trajectories: list[Trajectory] = []
         for i, goal in enumerate(goals):
+            if self.before_trajectory is not None and self._failure is None:
+                self.before_trajectory()
             driver.turn_back()
             points = build_reference(self.task.spec, driver.measured(), goal.astype(np.float32)).astype(np.float32)
             trajectory = Trajectory(driver.state, points, self.task.spec)

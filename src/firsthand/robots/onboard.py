@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class OnboardRobot(AbstractRobot):
     """Share of the command range around neutral that the next episodes may use."""
     can_reset: bool = False
     """Whether the machine is a simulation that can be put somewhere."""
+    before_trajectory: Callable[[], bool] | None = None
+    """Called before motion; waits while paused, says whether it did, and may end the episode by an exception."""
 
     @abstractmethod
     def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
@@ -141,6 +143,8 @@ class ExecutorRobot(OnboardRobot):
         runs = None if policy is None else NumpyPolicy(self.task.spec, policy_layers(policy))
         done = []
         for i in range(count):
+            if self.before_trajectory is not None and kind == "visit":
+                self.before_trajectory()
             if runs is None:
                 trajectory = self.executor.play(arrays["commands"], self.authority)
             elif kind == "follow":

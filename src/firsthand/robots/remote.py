@@ -5,6 +5,7 @@ arrive, and starts over where a link, a trainer or an onboard program was lost.
 """
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -144,6 +145,7 @@ class RemoteRobot(OnboardRobot):
         self._say_to = say
         self._trouble: float | None = None
         self._said = ""
+        self._was_paused = False
 
     def measured(self) -> Float[np.ndarray, " measured"]:
         """What the sensors say now."""
@@ -159,25 +161,44 @@ class RemoteRobot(OnboardRobot):
         self._until_it_works(place)
 
     def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
-        """Ask, collect, and ask again from the start when it was interrupted."""
-        return self._until_it_works(lambda: self._attempt(kind, policy, arrays, count))
+        """Ask, collect, and ask again from the start when it was interrupted; after a pause only for what is left."""
+        done: list[Arrays] = []
+        found: dict[int, Arrays] = {}
+
+        def attempt() -> Sequence[Arrays]:
+            if kind == "visit" and self._was_paused:
+                done.extend(found[i] for i in itertools.takewhile(found.__contains__, itertools.count()))
+            self._was_paused = False
+            found.clear()
+            left = {name: value[len(done) :] for name, value in arrays.items()} if kind == "visit" else arrays
+            return [*done, *self._attempt(kind, policy, left, count - len(done), found)]
+
+        return self._until_it_works(attempt)
+
+    def finish_trajectory(self) -> None:
+        """Let the machine finish the running trajectory, and then hold: gives the lease back. From any thread."""
+        connection = _CONNECTIONS.get(self.address)
+        if connection is not None:
+            with contextlib.suppress(LinkError):
+                connection.client.send("release")
 
     @property
     def can_reset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the machine is a simulation that can be put somewhere."""
         return self._until_it_works(lambda: bool(self._connect().about["can_reset"]))
 
-    def _attempt(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
+    def _attempt(
+        self, kind: str, policy: Policy | None, arrays: Arrays, count: int, found: dict[int, Arrays]
+    ) -> Sequence[Arrays]:
         client = self._arm()
         body = {"name": identity(), "kind": kind, "authority": float(self.authority)}
         if policy is not None:
             body["policy"] = self._send_policy(policy)
         client.others.clear()
         self._ask("job", body, arrays)
-        return self._collect(client, str(body["name"]), count)
+        return self._collect(client, str(body["name"]), count, found)
 
-    def _collect(self, client: ClientEnd, job: str, count: int) -> Sequence[Arrays]:
-        found: dict[int, Arrays] = {}
+    def _collect(self, client: ClientEnd, job: str, count: int, found: dict[int, Arrays]) -> Sequence[Arrays]:
         while True:
             message = client.next(1.0)
             self._sort(client, job, found)
@@ -266,6 +287,9 @@ class RemoteRobot(OnboardRobot):
             except (LinkError, Interrupted) as error:
                 if isinstance(error, LinkError) and self.address in _CONNECTIONS:
                     _CONNECTIONS.pop(self.address).client.close()
+                if self.before_trajectory is not None and self.before_trajectory():
+                    self._was_paused, self._trouble = True, None
+                    continue
                 now = time.monotonic()
                 self._trouble = self._trouble or now
                 if now - self._trouble > self.patience_s:

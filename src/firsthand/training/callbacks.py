@@ -6,6 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 from ..robots import EpisodeRecord
 
 
+class EpisodeAbandoned(Exception):
+    """The operator stopped the robot before its episode was over; nothing of it is kept."""
+
+
 @dataclass(frozen=True)
 class EpisodeSummary:
     """One finished episode."""

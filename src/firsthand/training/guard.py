@@ -200,6 +200,8 @@ class Guard(Callback):
         assert self.state is not None
         assert self._record is not None
         candidate, ran = trainer.state.policy, self._ran
+        if candidate is trainer.operators_policy:
+            return candidate
         if self.state.go_back and self._good is not None:
             say(
                 f"the last episode's error was {self.state.excess:.1f} times the usual one: back to the policy of "

@@ -14,9 +14,10 @@ from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays, to_arrays
-from .callbacks import Callback, EpisodeSummary
+from .callbacks import Callback, EpisodeAbandoned, EpisodeSummary
 from .config import TrainingConfig
 from .data import as_rollout, at_rest_in, imagined_starts, smooth_excitation
+from .health import closed_loop_growth
 from .prior import Prior
 
 MOST_REFUSED = 3
@@ -56,15 +57,23 @@ class Trainer:
         self.episode = 0
         """Episodes done."""
         self.stop_requested = False
+        self.phase = ""
+        """What goes on now: the robot is `moving`, or the learner is `learning`."""
+        self.operators_policy: Policy | None = None
+        """A policy that a person has put in place; it needs no approval."""
         self.best_error = float("inf")
 
     def train(self) -> None:
         """Episodes until the configured number is reached or a stop is requested."""
         while self.episode < self.config.episodes and not self.stop_requested:
-            self.run_episode()
+            try:
+                self.run_episode()
+            except EpisodeAbandoned:
+                self.stop_requested = True
 
     def run_episode(self) -> EpisodeSummary:
         """One episode of Algorithm 1, then its files."""
+        self.phase = ""
         for callback in self.callbacks:
             callback.before_episode(self, self.episode + 1)
         task, hyper = self.task, self.config.hyper
@@ -76,7 +85,9 @@ class Trainer:
         goals = task.sample_goals(rng, self.whereabouts(), task.trajectories)
         excited = hyper.excitation > 0 and self.episode < hyper.excited_episodes and not self.prior.has_seen_motion
         excitation = smooth_excitation(task, hyper.excitation, rng) if excited else None
+        self.phase = "moving"
         record = self.robot.run_episode(policy, goals, excitation)
+        self.phase = "learning"
         began = time.monotonic()
         rollout = as_rollout(task.spec, record)
         novelty = prediction_error(self.state.dynamics, rollout)
@@ -84,6 +95,7 @@ class Trainer:
         self.state, model = update_model(self.state, self.buffer, rollout, hyper)
         imagined = imagined_starts(task, record, hyper.imagined, rng)
         self.state, report = update_policy(self.state, task.cost, rollout, imagined, model, hyper)
+        growth = closed_loop_growth(policy, self.state.dynamics, rollout)
         jax.block_until_ready(self.state)
         update_time = time.monotonic() - began
 
@@ -99,6 +111,7 @@ class Trainer:
             "cost": float(report.cost),
             "model_loss": float(model.loss),
             "prediction_error": float(novelty),
+            "closed_loop_growth": float(growth),
             "gradient_norm": float(report.step.gradient_norm),
             "discount": float(report.step.discount),
             "step_norm": float(report.step.step_norm),

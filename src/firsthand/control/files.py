@@ -1,0 +1,228 @@
+"""The control folder of a run: what a person asks for, and what the trainer says about itself.
+
+    control/status.json          the trainer's, replaced several times a second, never read half written
+    control/requests/….json      one file per request, written by anybody, removed by the trainer when it is dealt with
+    control/events.jsonl         the trainer's: a line for everything that a curve should be marked with
+
+Whoever may write to the run's folder may control the run; there is no other lock. A request names the session of the
+trainer that it is meant for, so that none outlives it: a stop that came too late does not stop the next trainer.
+"""
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..runs import atomic, plain
+
+FORMAT = 1
+FOLDER, REQUESTS, STATUS, EVENTS = "control", "requests", "status.json", "events.jsonl"
+MOST_BYTES = 4096
+"""A larger request is none."""
+MOST_TEXT = 60
+"""Characters of a payload tag."""
+ANSWERS = 16
+"""So many of the newest answers the status shows."""
+_NAME = re.compile(r"\d{20}-[0-9a-f]{8}\.json")
+
+NUMBERED = ("acknowledge", "approve", "reject", "return", "restore")
+"""Requests with a whole number: of the fault, of the question, of the episode."""
+KINDS = ("pause", "resume", "stop", "checkpoint", "payload", *NUMBERED)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Something that a person asks of the trainer."""
+
+    kind: str
+    """One of `KINDS`."""
+    session: str
+    """The trainer that it is meant for."""
+    value: int | str | None = None
+    """A number for `NUMBERED`, the tag for `payload`, otherwise nothing."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"the request is {self.kind!r}, but must be one of {', '.join(KINDS)}.")
+        if not isinstance(self.session, str) or not 1 <= len(self.session) <= 64:
+            raise UserError("the request must name the session of a trainer.")
+        if self.kind in NUMBERED:
+            number = isinstance(self.value, int) and not isinstance(self.value, bool)
+            if not number or not 0 <= int(self.value or 0) < 2**31:
+                raise UserError(f"{self.kind} needs a whole number, but has {self.value!r}.")
+        elif self.kind == "payload":
+            text = self.value if isinstance(self.value, str) else ""
+            if not 1 <= len(text.strip()) <= MOST_TEXT or not text.isprintable():
+                raise UserError(f"the payload tag must be 1 to {MOST_TEXT} printable characters.")
+        elif self.value is not None:
+            raise UserError(f"{self.kind} takes no value, but has {self.value!r}.")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the trainer says about itself."""
+
+    session: str
+    """Drawn anew by every trainer."""
+    beat: int = 0
+    """Counts up while the trainer lives: clocks of two computers need not agree."""
+    host: str = ""
+    """Where it runs."""
+    pid: int = 0
+    """Its process there."""
+    state: str = "starting"
+    """starting, running, pausing, paused, asking, stopping; at the end finished, stopped or failed."""
+    phase: str = ""
+    """While running: what the robot and the learner are doing."""
+    episode: int = 0
+    """Episodes done."""
+    episodes: int = 0
+    """Episodes in all."""
+    seconds_left: float | None = None
+    """Of the clock on the wall, when it goes on like this."""
+    robot_seconds_left: float | None = None
+    """Of robot time."""
+    payload: str = ""
+    """The tag that holds now."""
+    question: Mapping[str, Any] | None = None
+    """`number` and `text` of what waits to be approved."""
+    machine: Mapping[str, Any] | None = None
+    """What a machine across the network says: `state`, `fault`, `fault_number`, `reachable`; None for others."""
+    message: str = ""
+    """Why it failed, or what else a person should know."""
+    pending: tuple[str, ...] = ()
+    """Requests that wait for the end of the episode."""
+    answers: tuple[Mapping[str, Any], ...] = ()
+    """To the newest requests: `request` (the name), `kind`, `ok`, `text`."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether this trainer has said goodbye."""
+        return self.state in ("finished", "stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened and that a curve is marked with."""
+
+    episode: int
+    """The first episode that it holds for, from 1."""
+    kind: str
+    """payload, return, restore, checkpoint, pause, reject, fault."""
+    text: str
+    """For people."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What a resumed trainer must know: the payload."""
+
+
+def folder_of(run: str | os.PathLike[str]) -> Path:
+    """The control folder of a run."""
+    return Path(run) / FOLDER
+
+
+# Requests.
+
+
+def send(run: str | os.PathLike[str], request: Request) -> str:
+    """Ask for something; the name under which the answer will appear in the status."""
+    folder = folder_of(run) / REQUESTS
+    if not folder.is_dir():
+        raise UserError(f"{run} has no trainer that could be asked: {folder} does not exist.")
+    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
+    atomic.write_bytes(folder / name, json.dumps({"format": FORMAT, **asdict(request)}).encode())
+    return name
+
+
+def waiting(run: str | os.PathLike[str]) -> list[str]:
+    """The names of requests that nobody has dealt with, oldest first."""
+    try:
+        return sorted(name for name in os.listdir(folder_of(run) / REQUESTS) if _NAME.fullmatch(name))
+    except OSError:
+        return []
+
+
+def read_request(run: str | os.PathLike[str], name: str) -> Request:
+    """One request; `UserError` for anything that is none."""
+    path = folder_of(run) / REQUESTS / name
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise UserError(f"{path} is larger than a request may be.")
+        content = json.loads(data)
+        if content["format"] != FORMAT:
+            raise UserError(f"{path} has the format {content['format']!r}, and this version reads {FORMAT}.")
+        return Request(**{name: content[name] for name in ("kind", "session", "value")})
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is no request.") from error
+
+
+# Status.
+
+
+def publish(run: str | os.PathLike[str], status: Status) -> None:
+    """Replace the status in one step. Not flushed to the disk: after a power failure it means nothing anyway."""
+    path = folder_of(run) / STATUS
+    temporary = path.with_name(f".{STATUS}.{os.getpid():08x}.tmp")
+    content = plain.values({"format": FORMAT, **asdict(status)}, nonfinite="null")
+    temporary.write_text(json.dumps(content, allow_nan=False), "utf-8")
+    os.replace(temporary, path)
+
+
+def read_status(run: str | os.PathLike[str]) -> Status | None:
+    """What the trainer said last; None when there is nothing to read. `UserError` for an unknown version."""
+    path = folder_of(run) / STATUS
+    try:
+        content = json.loads(path.read_bytes())
+        version = content.pop("format")
+    except (OSError, ValueError, AttributeError, KeyError):
+        return None
+    if version != FORMAT:
+        raise UserError(f"{path} has the format {version!r}, and this version of firsthand reads {FORMAT}.")
+    known = {f.name for f in fields(Status)}
+    try:
+        return Status(**{name: value for name, value in content.items() if name in known})
+    except TypeError:
+        return None
+
+
+# Events.
+
+
+def append_event(run: str | os.PathLike[str], event: Event) -> None:
+    """Add a line. A line counts when its newline is there; what a crash tore off is cut here."""
+    path = folder_of(run) / EVENTS
+    line = json.dumps(plain.values(asdict(event), nonfinite="null"), allow_nan=False) + "\n"
+    with path.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(line.encode())
+
+
+def read_events(run: str | os.PathLike[str]) -> list[Event]:
+    """All events, oldest first; lines that are none are left out."""
+    try:
+        lines = (folder_of(run) / EVENTS).read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        try:
+            content = json.loads(line)
+            events.append(
+                Event(int(content["episode"]), str(content["kind"]), str(content["text"]), dict(content["extra"]))
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+    return events

@@ -1,0 +1,86 @@
+"""The operator's link to a machine that `firsthand-onboard` serves: look, stop, acknowledge."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from firsthand_onboard.link import ClientEnd, LinkError, Security
+from firsthand_onboard.spec import SpecError
+
+from ..errors import UserError
+
+CERTIFICATES = "FIRSTHAND_CERTIFICATES"
+"""Environment variable with the folder of certificates, for tls addresses."""
+PATIENCE_S = 1.0
+STAND_S = 5.0
+"""How long a machine that was told to stop may take to stand."""
+
+
+def address_of(robot: str) -> str | None:
+    """`tcp/host:port` in the name of a robot; None for one that is no address."""
+    address = robot.rpartition("@")[2]
+    return address if address.startswith(("tcp/", "tls/")) else None
+
+
+def security() -> Security | None:
+    """The operator's certificates, or, where there are none of his own, the trainer's."""
+    folder = os.environ.get(CERTIFICATES)
+    if not folder:
+        return None
+    return Security.in_folder(folder, "operator" if (Path(folder) / "operator.pem").exists() else "trainer")
+
+
+class Operator:
+    """One connection as the operator, made when it is first used and again when it was lost. For one thread."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._client: ClientEnd | None = None
+
+    def look(self) -> dict[str, Any]:
+        """`state`, `fault`, `fault_number` and `reachable`; a machine that does not answer is not reachable."""
+        try:
+            return self._state(self._ask("status"))
+        except UserError as error:
+            return {"state": "", "fault": str(error), "fault_number": 0, "reachable": False}
+
+    def stop(self) -> str:
+        """Stop the machine, in any state, until it is acknowledged; what to tell the person."""
+        state = self._ask("stop").body["state"]
+        deadline = time.monotonic() + STAND_S
+        while state == "moving" and time.monotonic() < deadline:
+            state = self._ask("status").body["state"]
+        if state != "fault":
+            raise UserError(f"the machine was told to stop, but is still {state}.")
+        return "the machine has stopped, until it is acknowledged"
+
+    def acknowledge(self, number: int) -> str:
+        """Acknowledge the fault of this number, the one that the person has seen; what to tell the person."""
+        answer = self._ask("acknowledge", {"number": number}, patience_s=10.0, tries=1)
+        if answer.kind == "refused":
+            raise UserError(f"{answer.body['why']}.")
+        return f"acknowledged; the machine is {answer.body['state']}"
+
+    def close(self) -> None:
+        """Leave."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _ask(self, kind: str, body: dict[str, Any] | None = None, *, patience_s: float = PATIENCE_S, tries: int = 2):
+        try:
+            if self._client is None:
+                client = ClientEnd(self.address, security(), run="operator")
+                self._client = client
+                client.hello()
+            return self._client.ask(kind, body, patience_s=patience_s, tries=tries)
+        except (LinkError, SpecError) as error:
+            with contextlib.suppress(Exception):
+                self.close()
+            raise UserError(f"the machine cannot be reached: {error}.") from None
+
+    @staticmethod
+    def _state(message: Any) -> dict[str, Any]:
+        return {name: message.body[name] for name in ("state", "fault", "fault_number")} | {"reachable": True}

@@ -124,6 +124,12 @@ class Rig:
         )
         self.watchdog_pid = int(self.onboard.ready.rsplit(" ", 1)[1])
 
+    def onboards_watchdog(self) -> int:
+        """The process id of the watchdog that there is now: after a fault it may be a new one."""
+        assert self.onboard is not None
+        children = Path(f"/proc/{self.onboard.pid}/task/{self.onboard.pid}/children").read_text().split()
+        return int(children[-1])
+
     def end(self) -> None:
         if self.onboard is not None:
             self.onboard.end()
@@ -145,22 +151,40 @@ class Rig:
     def moving(self) -> bool:
         return any(c != 0 for c in self.last().get("command", ()))
 
-    def client(self, run: str = "test") -> ClientEnd:
+    def client(self, run: str = "test", *, operator: bool = False) -> ClientEnd:
         """Connect; the program may have just been started again."""
+        return connect(self.address, run, operator)
 
-        def attempt() -> ClientEnd | None:
-            try:
-                client = ClientEnd(self.address, run=run)
-            except LinkError:
-                return None
-            try:
-                client.hello()
-            except LinkError:
-                client.close()
-                return None
-            return client
+    def acknowledge(self) -> str:
+        """As the operator does; the state afterwards, or why it was refused."""
+        return acknowledge(self.address)
 
-        return wait_for(attempt, "connection")
+
+def connect(address: str, run: str = "test", operator: bool = False) -> ClientEnd:
+    """A client of a program that may be just starting."""
+
+    def attempt() -> ClientEnd | None:
+        try:
+            client = ClientEnd(address, run=run, operator=operator)
+        except LinkError:
+            return None
+        try:
+            client.hello()
+        except LinkError:
+            client.close()
+            return None
+        return client
+
+    return wait_for(attempt, "connection")
+
+
+def acknowledge(address: str) -> str:
+    """As the operator does; the state afterwards, or why it was refused."""
+    client = connect(address, "operator", operator=True)
+    number = client.ask("status").body["fault_number"]
+    answer = client.ask("acknowledge", {"number": number}, patience_s=PATIENCE, tries=1)
+    client.close()
+    return answer.body["why"] if answer.kind == "refused" else answer.body["state"]
 
 
 @contextlib.contextmanager

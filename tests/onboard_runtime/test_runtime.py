@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from firsthand_onboard.cli import main
 from firsthand_onboard.link import ClientEnd, LinkError, check_address
+from firsthand_onboard.messages import Message
 from firsthand_onboard.spec import SpecError
 from firsthand_onboard.toy import toy_spec
 from firsthand_onboard.watchdog import check_timeout, timeout_for
@@ -41,7 +43,15 @@ def silent(made: Rig) -> None:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory):
     """A rig that tests of peaceful things share."""
-    with rig(tmp_path_factory.mktemp("rig"), "--speed", "4", "--lease", "2", **FAST) as made:
+    options = ("--speed", "4", "--lease", "2", "--between", "home")
+    with rig(tmp_path_factory.mktemp("rig"), *options, **FAST) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def leased(tmp_path_factory: pytest.TempPathFactory):
+    """A rig with a short lease, which finishes what runs when the lease is lost."""
+    with rig(tmp_path_factory.mktemp("rig"), "--speed", "4", "--lease", "0.3", **FAST) as made:
         yield made
 
 
@@ -49,7 +59,7 @@ def test_an_episode_comes_back_as_it_was_applied(running):
     client = running.client()
     begin(client, SPEC, "peaceful", GOALS[:2])
     status = finished(client)
-    assert status["job"] == {"name": "peaceful", "ended": "done", "count": 2}
+    assert status["job"] == {"name": "peaceful", "kind": "visit", "ended": "done", "count": 2}
     wait_for(lambda: client.next(0.1) is None and len(client.others) == 2, "both trajectories")
     first, second = (message.arrays for message in client.others)
     assert first["valid"].all()
@@ -64,13 +74,17 @@ def test_an_episode_comes_back_as_it_was_applied(running):
 
 
 def test_the_operators_stop_latches_in_every_state_and_may_be_repeated(running):
-    client, other = running.client(), running.client("somebody")
+    client, other = running.client(), running.client("somebody", operator=True)
 
     def latched() -> None:
         status = wait_for(lambda: (s := other.ask("status").body)["state"] == "fault" and s, "the latch")
         assert status["fault"] == "the operator stopped it"
         assert "operator" in client.ask("arm").body["why"]
-        assert other.ask("acknowledge", {"number": status["fault_number"]}).body["state"] == "idle"
+        assert "only the operator" in client.ask("acknowledge", {"number": status["fault_number"]}).body["why"]
+        # Whoever acknowledges must know of the newest stop.
+        assert other.ask("stop").body["fault_number"] == status["fault_number"] + 1
+        assert other.ask("acknowledge", {"number": status["fault_number"]}).kind == "refused"
+        assert other.ask("acknowledge", {"number": status["fault_number"] + 1}).body["state"] == "idle"
 
     for _ in range(2):
         assert other.ask("stop").body["state"] == "fault"
@@ -85,6 +99,38 @@ def test_the_operators_stop_latches_in_every_state_and_may_be_repeated(running):
     assert finished(client)["job"]["ended"] == "stopped"
     silent(running)
     latched()
+    assert "for trainers" in other.ask("arm").body["why"]
+    client.close()
+    other.close()
+
+
+def home(client: ClientEnd, name: str) -> dict:
+    """Go home from the end of a short trajectory; what was answered."""
+    begin(client, SPEC, f"{name}, before", GOALS[:1])
+    assert finished(client)["job"]["ended"] == "done"
+    answer = client.ask("job", {"name": name, "kind": "home"})
+    assert answer.kind == "reply", answer.body
+    return dict(answer.body)
+
+
+def test_the_machine_goes_home_under_the_gate_and_can_be_stopped_on_its_way(running):
+    client, other = running.client(), running.client("somebody", operator=True)
+    client.ask("arm")
+    client.keep_lease(0.2)
+    home(client, "home")
+    job = finished(client)["job"]
+    assert (job["ended"], job["kind"]) == ("done", "home")
+    assert job["away"] < 0.03
+    wait_for(lambda: client.next(0.1) is None and client.others[-1:], "the trajectory")
+    applied = client.others[-1].arrays["commands"]
+    assert 0.02 < np.abs(applied).max() <= 0.3  # the toy's range is ±1, and homing may use 0.3 of it
+    home(client, "to be stopped")
+    wait_for(running.moving, "motion")
+    other.ask("stop")
+    assert finished(client)["job"]["ended"] == "stopped"
+    silent(running)
+    assert client.ask("job", {"name": "without a lease", "kind": "home"}).kind == "refused"
+    assert running.acknowledge() == "idle"
     client.close()
     other.close()
 
@@ -110,6 +156,7 @@ def test_what_is_not_allowed_is_refused_and_changes_nothing(running):
     client.keep_lease(0.2)
     assert "another trainer" in other.ask("arm").body["why"]
     assert "not yours" in other.ask("job", {"name": "x", "kind": "visit", "policy": ""}, goals).body["why"]
+    assert "holder" in other.ask("policy", {"spec": SPEC.digest()}, random_policy(SPEC)).body["why"]
     for body, arrays, word in (
         ({"name": "x", "kind": "visit", "policy": "unknown"}, goals, "send it first"),
         ({"name": "x", "kind": "dance"}, goals, "unknown"),
@@ -118,6 +165,8 @@ def test_what_is_not_allowed_is_refused_and_changes_nothing(running):
         ({"name": "x", "kind": "visit", "authority": True}, goals, "authority"),
         ({"name": "x", "kind": "visit"}, {}, "goals"),
         ({"name": "x", "kind": "visit"}, {"goals": np.full((1, 2), np.nan)}, "goals"),
+        ({"name": "x", "kind": "visit"}, {"goals": np.full((1, 2), 1e300)}, "goals"),
+        ({"name": "x", "kind": "home"}, goals, "goals"),
         ({"name": "x", "kind": "visit"}, {"goals": np.zeros((1, 3))}, "goals"),
         ({"name": "x", "kind": "play"}, {"commands": np.zeros((0, 2))}, "steps"),
         ({"name": "x", "kind": "play"}, {"commands": np.zeros((5, 2)), "extra": np.zeros(1)}, "extra"),
@@ -134,44 +183,87 @@ def test_what_is_not_allowed_is_refused_and_changes_nothing(running):
     bad = {**weights, "policy.0.bias": np.full(32, np.nan, np.float32)}
     with pytest.raises(AssertionError, match="not finite"):
         send_policy(client, SPEC, bad)
-    assert "no fault" in client.ask("acknowledge", {"number": 1}).body["why"]
+    assert "no fault" in running.acknowledge()
     assert client.ask("fetch", {"job": "nobody's", "index": 0}).kind == "refused"
     client.ask("release")
     client.close()
     other.close()
 
 
-@pytest.mark.parametrize("on_lost", ["finish", "stop"])
-def test_a_lost_lease_ends_the_motion_and_nothing_moves_again_by_itself(tmp_path, on_lost):
-    with rig(tmp_path, "--speed", "4", "--lease", "0.3", "--on-lost", on_lost, **FAST) as made:
-        client = made.client()
-        begin(client, SPEC, "cut", GOALS)
-        wait_for(made.moving, "motion")
-        client.close()  # the link is cut
-        wait_for(lambda: not made.moving(), "neutral")
-        again = made.client()
-        job = finished(again)["job"]
-        assert job["ended"] == "the lease ran out"
-        assert again.ask("fetch", {"job": "cut", "index": job["count"] - 1}).kind == "reply"
-        last = again.others[-1]
-        assert last.body["ended"] == ("done" if on_lost == "finish" else "the lease ran out")
-        again.keep_lease(0.05)  # a link that is back is no permission
-        silent(made)
-        begin(again, SPEC, "armed again", GOALS)
-        wait_for(made.moving, "motion after arming again")
-        again.close()
+def last_trajectory(client: ClientEnd, job: dict) -> Message:
+    """What came of a job that was cut short."""
+    assert client.ask("fetch", {"job": job["name"], "index": job["count"] - 1}).kind == "reply"
+    return client.others[-1]
 
 
-def test_only_the_operator_may_arm_again_if_so_configured(tmp_path):
+def test_a_lost_lease_lets_the_trajectory_end_and_nothing_moves_again_by_itself(leased):
+    client = leased.client()
+    begin(client, SPEC, "cut", GOALS)
+    wait_for(leased.moving, "motion")
+    client.close()  # the link is cut
+    wait_for(lambda: not leased.moving(), "neutral")
+    again = leased.client()
+    job = finished(again)["job"]
+    assert job["ended"] == "the lease ran out"
+    assert last_trajectory(again, job).body["ended"] == "done"
+    again.keep_lease(0.05)  # a link that is back is no permission
+    silent(leased)
+    begin(again, SPEC, "armed again", GOALS)
+    wait_for(leased.moving, "motion after arming again")
+    again.close()
+    wait_for(lambda: not leased.moving(), "neutral")
+
+
+def test_of_a_long_motion_only_a_trajectory_is_finished(leased):
+    client = leased.client()
+    wait_for(lambda: client.ask("arm").kind == "reply", "the end of what was before")
+    client.keep_lease(0.05)
+    commands = np.tile(np.asarray([[0.5, -0.5], [-0.5, 0.5]], np.float32), (5000, 1))
+    client.ask("job", {"name": "long", "kind": "play"}, {"commands": commands})
+    wait_for(leased.moving, "motion")
+    client.close()
+    again = leased.client()
+    job = finished(again)["job"]
+    assert job["ended"] == "the lease ran out"
+    happened = last_trajectory(again, job).arrays["valid"]
+    assert happened.any()
+    assert happened.sum() % SPEC.reference.steps == 0  # at its end, not in its middle
+    silent(leased)
+    again.close()
+
+
+def test_what_waited_while_the_loop_was_away_does_not_move_the_machine(leased):
+    client = leased.client()
+    client.ask("arm")
+    policy = send_policy(client, SPEC, random_policy(SPEC))
+    leased.onboard.signal(signal.SIGSTOP)
+    for _ in range(3):
+        client.send("arm")
+        client.send("job", {"name": "long ago", "kind": "visit", "policy": policy}, {"goals": GOALS})
+    time.sleep(0.6)  # two leases: nobody knows whether the trainer is still there
+    client.close()
+    leased.onboard.signal(signal.SIGCONT)
+    again = leased.client()
+    status = again.ask("status").body
+    assert status["messages"]["stale"] >= 6
+    assert status["job"] is None or status["job"]["name"] != "long ago"
+    silent(leased)
+    again.close()
+
+
+def test_a_lost_lease_stops_at_once_and_only_the_operator_lets_it_go_on_if_so_configured(tmp_path):
     with rig(tmp_path, "--speed", "4", "--lease", "0.3", "--rearm", "operator", "--on-lost", "stop", **FAST) as made:
         client = made.client()
         begin(client, SPEC, "cut", GOALS)
         wait_for(made.moving, "motion")
         client.close()
         again = made.client()
+        job = finished(again)["job"]
+        assert job["ended"] == last_trajectory(again, job).body["ended"] == "the lease ran out"
         wait_for(lambda: again.ask("status").body["state"] == "fault", "the latch")
+        silent(made)
         assert "operator" in again.ask("arm").body["why"]
-        operator(made, "acknowledge")
+        assert made.acknowledge() == "idle"
         assert again.ask("arm").kind == "reply"
         again.close()
 
@@ -197,7 +289,6 @@ def test_a_fault_latches_over_a_restart_until_it_is_acknowledged(tmp_path):
         assert status["state"] == "fault"
         assert "tracking error" in status["fault"]
         assert client.ask("arm").kind == "refused"
-        assert client.ask("acknowledge", {"number": status["fault_number"] + 1}).kind == "refused"
         client.close()
         made.onboard.end()
         made.start()
@@ -219,34 +310,42 @@ SCENES = {
 }
 
 
+@pytest.fixture(scope="module")
+def killable(tmp_path_factory: pytest.TempPathFactory):
+    """A rig whose machine has no timeout of its own. It goes on after every scene, which is part of what is shown."""
+    with rig(tmp_path_factory.mktemp("rig"), "--speed", "4", simulate=("--speed", "4", "--timeout", "1000")) as made:
+        yield made
+
+
 @pytest.mark.parametrize("scene", SCENES)
-def test_whichever_process_dies_or_hangs_the_machine_ends_in_neutral(tmp_path, scene):
+def test_whichever_process_dies_or_hangs_the_machine_ends_in_neutral(killable, scene):
     who, number = SCENES[scene]
-    with rig(tmp_path, simulate=("--timeout", "1000")) as made:  # without the machine's own timeout
-        client = made.client()
-        begin(client, SPEC, "fault", GOALS)
-        wait_for(made.moving, "motion")
-        os.kill(made.onboard.pid if who == "onboard" else made.watchdog_pid, number)
-        wait_for(lambda: not made.moving(), "neutral")
-        if scene == "loop frozen":
-            made.onboard.signal(signal.SIGCONT)
-        if scene == "loop killed":
-            made.onboard.popen.wait()
-            made.start()
-            client.close()
-            client = made.client()
-            assert client.ask("status").body["state"] == "idle"
-        else:
-            wait_for(lambda: client.ask("status").body["state"] == "fault", "the fault")
-            silent(made)
-            operator(made, "acknowledge")
-        begin(client, SPEC, "after it", GOALS)
-        wait_for(made.moving, "motion after the fault was acknowledged")
+    made, client = killable, killable.client()
+    begin(client, SPEC, scene, GOALS)
+    wait_for(made.moving, "motion")
+    os.kill(made.onboard.pid if who == "onboard" else made.onboards_watchdog(), number)
+    wait_for(lambda: not made.moving(), "neutral")
+    if scene == "loop frozen":
+        made.onboard.signal(signal.SIGCONT)
+    if scene == "loop killed":
+        made.onboard.popen.wait()
+        made.start()
         client.close()
+        client = made.client()
+        assert client.ask("status").body["state"] == "idle"
+    else:
+        wait_for(lambda: client.ask("status").body["state"] == "fault", "the fault")
+        silent(made)
+        assert made.acknowledge() == "idle"
+    begin(client, SPEC, f"after {scene}", GOALS)
+    wait_for(made.moving, "motion after the fault was acknowledged")
+    client.ask("stop")
+    assert finished(client)["job"]["ended"] == "stopped"
+    client.close()
 
 
 def test_when_the_whole_computer_dies_the_machine_stops_by_its_own_timeout(tmp_path):
-    with rig(tmp_path) as made:
+    with rig(tmp_path, simulate=("--timeout", "0.5")) as made:
         client = made.client()
         begin(client, SPEC, "fault", GOALS)
         wait_for(made.moving, "motion")
@@ -268,14 +367,8 @@ def test_a_machine_that_disappears_is_a_fault(tmp_path):
         status = finished(client)
         assert status["state"] == "fault"
         assert "does not answer" in status["fault"]
-        assert operator_fails(made)
+        assert "came back" in made.acknowledge()
         client.close()
-
-
-def operator_fails(made: Rig) -> bool:
-    command = [sys.executable, "-m", "firsthand_onboard", "acknowledge", made.address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode == 2 and "came back" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -288,15 +381,22 @@ def operator_fails(made: Rig) -> bool:
         (("--machine", "firsthand_onboard.toy:Toy", "--lease", "0"), "lease"),
         (("--machine", "firsthand_onboard.toy:Toy", "--speed", "0"), "speed"),
         (("--machine", "firsthand_onboard.toy:Toy", "--watchdog", "nan"), "watchdog is nan"),
+        (("--machine", "firsthand_onboard.toy:Toy"), "lacks read, write, neutral"),
         (("--machine", "firsthand_onboard.toy:Toy", "--latch", "/"), "is a folder"),
         (("--machine", "firsthand_onboard.toy:Toy", "--latch", "/dev/null/fault.json"), "cannot be written"),
     ],
 )
-def test_mistakes_get_one_sentence(arguments, word):
-    command = [sys.executable, "-m", "firsthand_onboard", "serve", "--priority", "0", *arguments]
+def test_mistakes_get_one_sentence(arguments, word, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--priority", "0", *arguments])
+    assert ended.value.code == 2
+    assert word in capsys.readouterr().err
+
+
+def test_a_mistake_leaves_no_traceback_on_the_terminal():
+    command = [sys.executable, "-m", "firsthand_onboard", "serve", "--machine", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert word in done.stderr
     assert "Traceback" not in done.stderr
 
 

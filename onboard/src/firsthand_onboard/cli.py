@@ -16,6 +16,7 @@ import numpy as np
 
 from . import __version__
 from .gate import GateLimits
+from .homing import Homing, HomingController
 from .link import ClientEnd, LinkError, RobotEnd, Security, check_address
 from .machine import MachineError, load_machine
 from .runtime import Runtime, Settings
@@ -47,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--lease", type=float, default=1.0, help="seconds without a sign of the trainer (default 1)")
     serve.add_argument("--on-lost", choices=("finish", "stop"), default="finish", help="the running trajectory then")
     serve.add_argument("--rearm", choices=("trainer", "operator"), default="trainer", help="after a lost lease")
+    serve.add_argument("--between", choices=("hold", "home"), default="hold", help="between episodes (default hold)")
+    serve.add_argument("--homing", type=Path, help="where home is (JSON), if the machine does not say so itself")
     serve.add_argument("--speed", type=float, default=1.0, help="faster than real time, for simulations")
     serve.add_argument("--watchdog", type=float, help="seconds without a command until neutral (default: 2 periods)")
     serve.add_argument("--priority", type=int, default=50, help="SCHED_FIFO priority, 0 is off (default 50)")
@@ -127,6 +130,17 @@ def _spec(given: argparse.Namespace, machine: Any) -> ControlSpec:
     return spec
 
 
+def _homing(
+    given: argparse.Namespace, spec: ControlSpec, limits: GateLimits, declared: str | None
+) -> HomingController | None:
+    if given.between == "hold":
+        return None
+    text = declared if given.homing is None else _text(given.homing, "homing")
+    if text is None:
+        raise SpecError(f"the machine {given.machine!r} does not say where home is: give --homing FILE")
+    return HomingController(spec, limits, Homing.from_json(text))
+
+
 def _serve(given: argparse.Namespace) -> int:
     if not 0.01 <= given.speed <= 1000:
         raise SpecError(f"speed is {given.speed}, but must lie between 0.01 and 1000")
@@ -147,11 +161,12 @@ def _serve(given: argparse.Namespace) -> int:
             )
         else:
             limits = GateLimits.of(spec, machine.neutral_command, machine.directions)
+        homing = _homing(given, spec, limits, machine.homing)
         log = logging.getLogger("firsthand-onboard")
         if all(joint < 0 for joint in limits.joint):
             log.warning("nobody said which joint a command moves, and which way: the joint margins do nothing")
         link = RobotEnd(given.listen, security)
-        runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed)
+        runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed, homing)
 
         def stop(*_: object) -> None:
             runtime.stopping = True
@@ -235,7 +250,7 @@ def _look(given: argparse.Namespace) -> int:
 
 def _client(given: argparse.Namespace) -> tuple[ClientEnd, dict[str, Any]]:
     security = None if given.certificates is None else Security.in_folder(given.certificates, "operator")
-    client = ClientEnd(given.address, security, run="operator")
+    client = ClientEnd(given.address, security, run="operator", operator=True)
     return client, dict(client.hello().body)
 
 

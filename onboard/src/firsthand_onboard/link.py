@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import ipaddress
 import json
 import secrets
@@ -18,6 +19,7 @@ import numpy as np
 import zenoh
 
 from .messages import (
+    COUNTED,
     FROM_ROBOT,
     HEAD,
     MOST_HEADER,
@@ -31,6 +33,8 @@ from .messages import (
 from .spec import SpecError
 
 TO_ROBOT_KEY, FROM_ROBOT_KEY = "firsthand/1/to_robot", "firsthand/1/from_robot"
+OPERATOR_KEY = "firsthand/1/operator"
+"""What comes over this key is an operator's; where there are certificates, only those named `operator` get in."""
 QUEUE = 64
 """Messages that wait to be read; the oldest go first when a flood comes."""
 
@@ -82,6 +86,30 @@ def check_address(address: str, security: Security | None) -> None:
         )
 
 
+def access() -> dict[str, Any]:
+    """Who may do what on the robot's end, by the common name of the certificate; everything else is dropped."""
+
+    def rule(name: str, message: str, flow: str, key: str) -> dict[str, Any]:
+        return {"id": name, "messages": [message], "flows": [flow], "permission": "allow", "key_exprs": [key]}
+
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": [
+            rule("train", "put", "ingress", TO_ROBOT_KEY),
+            rule("operate", "put", "ingress", OPERATOR_KEY),
+            rule("listen", "declare_subscriber", "ingress", FROM_ROBOT_KEY),
+            rule("answer", "put", "egress", FROM_ROBOT_KEY),
+            rule("announce", "declare_subscriber", "egress", "firsthand/1/*"),
+        ],
+        "subjects": [{"id": name, "cert_common_names": [name]} for name in ("trainer", "operator")],
+        "policies": [
+            {"rules": ["train", "listen", "answer", "announce"], "subjects": ["trainer"]},
+            {"rules": ["operate", "listen", "answer", "announce"], "subjects": ["operator"]},
+        ],
+    }
+
+
 def _open(mode: str, address: str, security: Security | None) -> zenoh.Session:
     check_address(address, security)
     config = zenoh.Config()
@@ -103,6 +131,8 @@ def _open(mode: str, address: str, security: Security | None) -> zenoh.Session:
             "enable_mtls": True,
             **{name: str(path) for name, path in ours.items()},
         }
+        if mode == "peer":
+            settings["access_control"] = access()
     for name, value in settings.items():
         config.insert_json5(name, json.dumps(value))
     try:
@@ -123,9 +153,15 @@ class RobotEnd:
 
     def __init__(self, address: str, security: Security | None = None) -> None:
         self.identity = identity()
-        self.receiver = Receiver(TO_ROBOT, self.identity)
         self._session = _open("peer", address, security)
-        self._incoming = self._session.declare_subscriber(TO_ROBOT_KEY, zenoh.handlers.RingChannel(QUEUE))
+        self._incoming = [
+            (
+                operator,
+                self._session.declare_subscriber(key, zenoh.handlers.RingChannel(QUEUE)),
+                Receiver(TO_ROBOT, self.identity),
+            )
+            for operator, key in ((True, OPERATOR_KEY), (False, TO_ROBOT_KEY))
+        ]
         self._outgoing = self._session.declare_publisher(
             FROM_ROBOT_KEY, congestion_control=zenoh.CongestionControl.DROP, reliability=zenoh.Reliability.RELIABLE
         )
@@ -133,11 +169,16 @@ class RobotEnd:
 
     def receive(self) -> Message | None:
         """The next message, or None; what is not a message is counted and skipped."""
-        while (sample := self._incoming.try_recv()) is not None:
-            message = self.receiver.accept(sample.payload.to_bytes())
-            if message is not None:
-                return message
+        for operator, incoming, receiver in self._incoming:
+            while (sample := incoming.try_recv()) is not None:
+                message = receiver.accept(sample.payload.to_bytes())
+                if message is not None:
+                    return dataclasses.replace(message, operator=operator)
         return None
+
+    def counts(self) -> dict[str, int]:
+        """How many messages were accepted, and how many ignored and why."""
+        return {name: sum(receiver.counts[name] for _, _, receiver in self._incoming) for name in COUNTED}
 
     def send(self, kind: str, to: Message, body: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None):
         """Tell something to the sender of `to`."""
@@ -151,9 +192,15 @@ class RobotEnd:
 
 
 class ClientEnd:
-    """The trainer's or operator's end: asks, waits for answers, keeps the lease alive."""
+    """The trainer's or operator's end: asks, waits for answers, keeps the lease alive.
 
-    def __init__(self, address: str, security: Security | None = None, *, run: str = "operator") -> None:
+    An operator's (`operator=True`) may ask for hello, status, stop and acknowledge; with certificates it needs the
+    operator's. A trainer's may ask for everything but acknowledge.
+    """
+
+    def __init__(
+        self, address: str, security: Security | None = None, *, run: str = "operator", operator: bool = False
+    ) -> None:
         if not NAME.fullmatch(run):
             raise SpecError(f"the run's identity is {run!r}, but must be 1 to 64 letters, digits or _.:-")
         self.address, self.run, self.session = address, run, identity()
@@ -164,7 +211,7 @@ class ClientEnd:
         self._number = 0
         # Not a callback: zenoh would run it in a thread that Python waits for when it ends.
         self._incoming = self._zenoh.declare_subscriber(FROM_ROBOT_KEY, zenoh.handlers.RingChannel(1024))
-        self._outgoing = self._zenoh.declare_publisher(TO_ROBOT_KEY)
+        self._outgoing = self._zenoh.declare_publisher(OPERATOR_KEY if operator else TO_ROBOT_KEY)
         self._leasing: threading.Event | None = None
         atexit.register(self.close)  # a session that is still open when Python ends would hang it
         self.others: list[Message] = []

@@ -11,6 +11,7 @@ import numpy as np
 
 from .features import initial_state, next_state
 from .gate import Gate, GateLimits
+from .homing import AWAY, HomingController
 from .machine import Machine, MachineError
 from .policy import NumpyPolicy
 from .references import build_reference
@@ -19,6 +20,9 @@ from .timing import LockStep, RealTime
 
 Propose = Callable[[int, np.ndarray], np.ndarray]
 """From the step and the state vector to the command that is wanted."""
+
+GoOn = Callable[[int], str]
+"""From the number of steps done to the reason why the trajectory ends there, or an empty text."""
 
 DONE = "done"
 
@@ -49,6 +53,11 @@ def nothing_to_say() -> str:
     return ""
 
 
+def to_the_end(done: int) -> str:
+    """A trajectory that does not end before its last step."""
+    return ""
+
+
 class Executor:
     """A machine, its gate and its clock. One thread; nothing here knows a network."""
 
@@ -67,6 +76,10 @@ class Executor:
         """How long the last steps took (policy and gate), as a ring."""
         self.steps = 0
         machine.neutral()
+        self.look()
+
+    def look(self) -> None:
+        """Read the machine, which stands in neutral."""
         self.settle(self._read())
 
     def settle(self, measured: np.ndarray) -> None:
@@ -90,12 +103,21 @@ class Executor:
         self.clock.wait(self.poll)
         self._move_on(self.gate.neutral)
 
-    def visit(self, policy: NumpyPolicy, goal: np.ndarray, excitation: Any = None, authority: float = 1.0):
+    def visit(
+        self, policy: NumpyPolicy, goal: np.ndarray, excitation: Any = None, authority: float = 1.0
+    ) -> Trajectory:
         """Go to a goal: the reference is built from where the machine is."""
         reference = build_reference(self.spec, self.measured, np.asarray(goal, np.float32))
         return self.follow(policy, reference, excitation, authority)
 
-    def follow(self, policy: NumpyPolicy, reference: np.ndarray, excitation: Any = None, authority: float = 1.0):
+    def follow(
+        self,
+        policy: NumpyPolicy,
+        reference: np.ndarray,
+        excitation: Any = None,
+        authority: float = 1.0,
+        until: GoOn = to_the_end,
+    ) -> Trajectory:
         """Follow a given reference: its points, and the preview beyond the last step."""
         spec = self.spec
         low, high = np.asarray(spec.limits.command_low, np.float32), np.asarray(spec.limits.command_high, np.float32)
@@ -105,13 +127,24 @@ class Executor:
             command = policy(state, reference[step + offsets])
             return command if excitation is None else np.clip(command + excitation[step], low, high)
 
-        return self._run(propose, len(reference) - spec.preview[-1], reference, authority)
+        return self._run(propose, len(reference) - spec.preview[-1], reference, authority, until)
 
-    def play(self, commands: np.ndarray, authority: float = 1.0) -> Trajectory:
+    def play(self, commands: np.ndarray, authority: float = 1.0, until: GoOn = to_the_end) -> Trajectory:
         """Apply commands open loop, through the gate."""
-        return self._run(lambda step, _: commands[step], len(commands), None, authority)
+        return self._run(lambda step, _: commands[step], len(commands), None, authority, until)
 
-    def _run(self, propose: Propose, steps: int, reference: Any, authority: float) -> Trajectory:
+    def home(self, controller: HomingController, authority: float = 1.0, until: GoOn = to_the_end) -> Trajectory:
+        """Go home slowly, without a policy; a joint that goes another way than its reference is a fault."""
+        path, size = controller.reference(self.measured), self.spec.layout.num_measured
+
+        def propose(step: int, state: np.ndarray) -> np.ndarray:
+            if controller.leads_away(path[step], state[:size]):
+                raise MachineError(AWAY)
+            return controller.command(path[step], state[:size])
+
+        return self._run(propose, len(path), None, min(authority, controller.homing.authority), until)
+
+    def _run(self, propose: Propose, steps: int, reference: Any, authority: float, until: GoOn) -> Trajectory:
         layout = self.spec.layout
         start = self.state
         measured = np.repeat(self.newest[None], steps + 1, axis=0)
@@ -120,6 +153,9 @@ class Executor:
         ended, fault = DONE, False
         try:
             for k in range(steps):
+                if reason := until(k):
+                    ended = reason
+                    break
                 began = time.perf_counter()
                 proposed = propose(k, self.state)
                 gated = self.gate(

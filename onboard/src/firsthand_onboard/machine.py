@@ -26,6 +26,8 @@ class Machine(Protocol):
     - `neutral_command`: the command that means neutral (default: the middle of the range);
     - `directions`: per command channel (joint, sign): which position it moves (an index into `layout.position`, or -1),
       and 1 if a command above neutral moves it up, -1 if down; the gate's joint margins need it;
+    - `homing`: a `firsthand_onboard.homing.Homing`, or its fields as a dict: where home is and how to go there between
+      episodes (`serve --between home`); for machines whose commands set speeds;
     - `lock_step`: true for a simulation whose time passes only in `write`;
     - `reset(position)`: a simulation's way to put itself at rest in a configuration;
     - `close()`.
@@ -73,3 +75,10 @@ def load_machine(name: str, options: dict[str, str]) -> Any:
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise SpecError(f"the machine {name!r} cannot be made with the options {options}: {why}") from None
+
+
+def check_machine(machine: Any, name: str) -> None:
+    """Raise `SpecError` for something that is no machine."""
+    missing = [method for method in ("read", "write", "neutral") if not callable(getattr(machine, method, None))]
+    if missing:
+        raise SpecError(f"the machine {name!r} lacks {', '.join(missing)}")

@@ -64,6 +64,8 @@ class Message:
     """Plain values."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Named arrays."""
+    operator: bool = False
+    """Set by the robot's end, never sent: it came over the operators' key, which certificates guard."""
 
 
 def encode(message: Message) -> bytes:
@@ -162,9 +164,7 @@ class Receiver:
 
     def __init__(self, kinds: tuple[str, ...], identity: str = "") -> None:
         self.kinds, self.identity = kinds, identity
-        self.counts: dict[str, int] = dict.fromkeys(
-            ("accepted", "malformed", "oversized", "unknown", "replayed", "misdirected"), 0
-        )
+        self.counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._retired: OrderedDict[str, None] = OrderedDict()
 

@@ -7,7 +7,8 @@
 | `moving` | trajectories under the gate | the end of the job; a fault; the lease running out; `stop` |
 | `fault` | neutral | `acknowledge` by the operator, and nothing else |
 
-A `stop` by anybody but the holder of the lease is the operator's: it latches like a fault, in every state.
+A `stop` by anybody but the holder of the lease is the operator's: it latches like a fault, in every state. What came
+while the loop was away for longer than the lease is not acted on, except a stop: nobody knows who still stands by it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from .gate import GateLimits
+from .homing import HomingController
 from .link import RobotEnd
 from .loop import DONE, Executor, Trajectory
 from .machine import MachineError
@@ -40,6 +42,8 @@ IDLE, ARMED, MOVING, FAULT = "idle", "armed", "moving", "fault"
 LEASE_LOST = "the lease ran out"
 STOPPED = "stopped"
 OPERATOR_STOP = "the operator stopped it"
+OPERATORS = ("hello", "status", "stop", "acknowledge")
+"""What an operator may ask for; acknowledging is for operators alone."""
 MOST_STEPS = 200_000
 MOST_POLICIES = 4
 
@@ -107,9 +111,18 @@ class Runtime:
     """The onboard program without its command line."""
 
     def __init__(
-        self, spec: ControlSpec, machine: Any, limits: GateLimits, link: RobotEnd, settings: Settings, period_s: float
+        self,
+        spec: ControlSpec,
+        machine: Any,
+        limits: GateLimits,
+        link: RobotEnd,
+        settings: Settings,
+        period_s: float,
+        homing: HomingController | None = None,
     ) -> None:
         self.spec, self.machine, self.link, self.settings = spec, machine, link, settings
+        self.homing = homing
+        """How the machine goes home between episodes; None where it holds."""
         self.lock_step = bool(machine.lock_step)
         clock = LockStep(period_s) if self.lock_step else RealTime(period_s)
         self.state, self.fault, self.fault_number = IDLE, "", 0
@@ -121,8 +134,9 @@ class Runtime:
         self.operator_stop = False
         """Whether the operator has stopped the job that is coming to its end."""
         self.outbox: list[tuple[Job, int]] = []
-        self.refused, self.leases_lost = 0, 0
+        self.refused, self.leases_lost, self.stale = 0, 0, 0
         self.stopping = False
+        self._polled = time.monotonic()
         self.executor = Executor(spec, machine, limits, clock, self.poll)
         self._recall_fault()
 
@@ -185,12 +199,19 @@ class Runtime:
     def _trajectory(self, job: Job, i: int) -> Trajectory:
         executor, arrays = self.executor, job.arrays
         if job.kind == "play":
-            return executor.play(arrays["commands"], job.authority)
+            return executor.play(arrays["commands"], job.authority, self._until)
+        if job.kind == "home":
+            assert self.homing is not None
+            return executor.home(self.homing, job.authority, self._until)
         assert job.policy is not None
         if job.kind == "follow":
-            return executor.follow(job.policy, arrays["reference"], None, job.authority)
+            return executor.follow(job.policy, arrays["reference"], None, job.authority, self._until)
         excitation = arrays["excitation"][i] if "excitation" in arrays else None
         return executor.visit(job.policy, arrays["goals"][i], excitation, job.authority)
+
+    def _until(self, done: int) -> str:
+        """A long motion is a chain of trajectories of the usual length: to be finished is only the one that runs."""
+        return LEASE_LOST if self.last_trajectory and done % self.spec.reference.steps == 0 else ""
 
     def _tell_trajectory(self, job: Job, i: int) -> None:
         trajectory = job.trajectories[i]
@@ -203,14 +224,33 @@ class Runtime:
     def _latch(self, fault: str) -> None:
         """Neutral, and stay there until the operator acknowledges."""
         self.machine.neutral()
+        self._drop_job(fault)
         self.state, self.fault, self.holder = FAULT, fault, ""
         self.fault_number += 1
         log.error("fault %d: %s; latched until the operator acknowledges it", self.fault_number, fault)
-        if self.settings.latch is not None:
-            self.settings.latch.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.settings.latch.with_suffix(".new")
-            temporary.write_text(json.dumps({"fault": fault, "number": self.fault_number}))
-            os.replace(temporary, self.settings.latch)
+        self._keep_fault()
+
+    def _keep_fault(self) -> None:
+        """On disk, if there is a file for it; a disk that is full or gone must not end the program."""
+        path = self.settings.latch
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".new")
+            with temporary.open("w") as file:
+                file.write(json.dumps({"fault": self.fault, "number": self.fault_number}))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            log.error("%s cannot be written (%s): the fault is latched, but would not survive a restart", path, error)
+
+    def _drop_job(self, why: str) -> None:
+        """What has not begun will not begin, also not when somebody arms again."""
+        if self.job is not None and self.state != MOVING:
+            self.job.ended = why
+        self.job = None
 
     def _recall_fault(self) -> None:
         path = self.settings.latch
@@ -233,16 +273,25 @@ class Runtime:
                 self.interrupt = LEASE_LOST
             self.last_trajectory = True
         elif self.state == ARMED:
-            self.state, self.job = IDLE, None
+            self._drop_job(LEASE_LOST)
+            self.state = IDLE
         if self.settings.rearm == "operator" and self.state == IDLE:
             self._latch(LEASE_LOST)
 
     def poll(self) -> str:
         """Messages and lease; returns why a running trajectory must end now, or an empty text."""
+        now = time.monotonic()
+        was_away = not self.lock_step and now - self._polled > self.settings.lease_s
+        if was_away and self.holder and now > self.lease_until:
+            self._lose_lease()  # before messages are read that have waited for who knows how long
         while (message := self.link.receive()) is not None:
-            self._answer(message)
+            if was_away and message.kind != "stop":
+                self.stale += 1
+            else:
+                self._answer(message)
         if self.holder and time.monotonic() > self.lease_until:
             self._lose_lease()
+        self._polled = time.monotonic()
         if self.outbox:
             self._tell_trajectory(*self.outbox.pop(0))
         if self.stopping:
@@ -257,6 +306,8 @@ class Runtime:
         if message.kind == "lease":
             return
         try:
+            if message.operator and message.kind not in OPERATORS:
+                raise Refusal(f"an operator does not send {message.kind}: that is for trainers")
             body = getattr(self, f"_on_{message.kind}")(message) or {}
         except (Refusal, SpecError, MachineError) as error:
             self.refused += 1
@@ -273,14 +324,21 @@ class Runtime:
             "fault_number": self.fault_number,
             "yours": self.holder == message.session,
             "taken": bool(self.holder),
-            "job": None if job is None else {"name": job.name, "ended": job.ended, "count": len(job.trajectories)},
+            "job": None if job is None else self._about(job),
             "steps": self.executor.steps,
             "overruns": clock.overruns,
             "worst_late_ms": 1000 * clock.worst_late_s,
             "leases_lost": self.leases_lost,
             "refused": self.refused,
-            "messages": self.link.receiver.counts,
+            "messages": {**self.link.counts(), "stale": self.stale},
         }
+
+    def _about(self, job: Job) -> dict[str, Any]:
+        about = {"name": job.name, "kind": job.kind, "ended": job.ended, "count": len(job.trajectories)}
+        if job.kind == "home" and job.ended and self.homing is not None:
+            measured = self.executor.measured
+            about["away"] = self.homing.away(measured) if np.isfinite(measured).all() else None
+        return about
 
     def _on_hello(self, message: Message) -> dict[str, Any]:
         return {
@@ -288,6 +346,7 @@ class Runtime:
             "limits": self.executor.gate.limits.to_json(),
             "lock_step": self.lock_step,
             "can_reset": self.machine.can_reset,
+            "homes": self.homing is not None,
             "lease_s": self.settings.lease_s,
             "period_s": self.executor.clock.period_s,
         }
@@ -312,9 +371,12 @@ class Runtime:
             if self.state == MOVING:
                 self.last_trajectory = True
             elif self.state == ARMED:
-                self.state, self.job = IDLE, None
+                self._drop_job("released")
+                self.state = IDLE
 
     def _on_policy(self, message: Message) -> dict[str, Any]:
+        if self.holder != message.session:
+            raise Refusal("only the holder of the lease may send a policy; arm first")
         if message.body.get("spec") != self.spec.digest():
             raise Refusal("the policy was made for another control specification than this robot's")
         digest = policy_digest(message.arrays)
@@ -360,21 +422,26 @@ class Runtime:
         elif kind == "play":
             length = len(arrays["commands"]) if "commands" in arrays and arrays["commands"].ndim else 0
             shapes, count = {"commands": (length, commands)}, 1
+        elif kind == "home":
+            if self.homing is None or not np.isfinite(self.executor.measured).all():
+                raise Refusal("this machine holds between episodes: it is not served with --between home")
+            shapes, count, length = {}, 1, len(self.homing.reference(self.executor.measured))
         else:
             raise Refusal(f"a job of kind {str(kind)[:40]!r} is unknown")
-        needed = next(iter(shapes))
-        if needed not in arrays or not 1 <= length <= MOST_STEPS:
+        needed = next(iter(shapes), "home")
+        if (shapes and needed not in arrays) or not 1 <= length <= MOST_STEPS:
             raise Refusal(f"{needed} asks for {length} steps, but a job has 1 to {MOST_STEPS}")
+        with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused
+            single = {key: array.astype(np.float32) for key, array in arrays.items()}
         for key, array in arrays.items():
             fits = key in shapes and array.shape == shapes[key] and array.dtype != bool
-            if not fits or not np.isfinite(array).all():
+            if not fits or not np.isfinite(single[key]).all():
                 raise Refusal(f"the array {key!r} of shape {array.shape} does not belong into a job of kind {kind!r}")
         if answer_bytes(spec, length // count) > MOST_PAYLOAD:
             raise Refusal(f"{needed} asks for {length // count} steps at once, more than one message can bring back")
         policy = self.policies.get(str(body.get("policy")))
-        if kind != "play" and policy is None:
+        if kind in ("visit", "follow") and policy is None:
             raise Refusal("the policy is not known here; send it first")
-        single = {key: array.astype(np.float32) for key, array in arrays.items()}
         return Job(name, str(kind), single, policy, float(authority), message, count)
 
     def _on_fetch(self, message: Message) -> None:
@@ -392,33 +459,43 @@ class Runtime:
         position = message.arrays.get("position")
         if position is None or position.shape != (len(self.spec.layout.position),) or not np.isfinite(position).all():
             raise Refusal("position must have one finite number per position")
-        self.executor.settle(np.asarray(self.machine.reset(position), np.float32))
+        self.machine.reset(position)
+        self.executor.look()
 
     def _on_stop(self, message: Message) -> None:
-        by_operator = self.holder != message.session
+        by_operator = message.operator or self.holder != message.session
         self.machine.neutral()
-        self.holder, self.job = "", None
+        self._drop_job(STOPPED)
+        self.holder = ""
         log.warning("stopped by %s", message.run)
         if self.state == MOVING:
             self.interrupt = STOPPED
             self.operator_stop = self.operator_stop or by_operator
-        elif self.state != FAULT and by_operator:
+        elif self.state == FAULT:
+            # A new number: an acknowledgement that is under way is of somebody who does not know of this stop.
+            self._latch(self.fault if OPERATOR_STOP in self.fault else f"{self.fault}; and {OPERATOR_STOP}")
+        elif by_operator:
             self._latch(OPERATOR_STOP)
         elif self.state == ARMED:
             self.state = IDLE
 
     def _on_acknowledge(self, message: Message) -> None:
+        if not message.operator:
+            raise Refusal("only the operator acknowledges: firsthand-onboard acknowledge")
         if self.state != FAULT:
             raise Refusal("there is no fault to acknowledge")
         if message.body.get("number") != self.fault_number:
             raise Refusal(f"the fault is number {self.fault_number}, not {message.body.get('number')!r}: {self.fault}")
         try:
             self.machine.resume()
-            self.executor.settle(np.asarray(self.machine.read(), np.float32))
+            self.executor.look()
         except MachineError as error:
             self._latch(str(error))
             raise Refusal(f"the fault came back: {error}") from None
+        if self.settings.latch is not None:
+            try:
+                self.settings.latch.unlink(missing_ok=True)
+            except OSError as error:
+                raise Refusal(f"{self.settings.latch} cannot be removed, the fault stays: {error}") from None
         log.warning("fault %d acknowledged by %s", self.fault_number, message.run)
         self.state, self.fault = IDLE, ""
-        if self.settings.latch is not None:
-            self.settings.latch.unlink(missing_ok=True)

@@ -79,7 +79,7 @@ class UdpMachine:
         described = json.loads(self._ask(DESCRIBE, text=True))
         self.spec = ControlSpec.from_json(json.dumps(described["spec"]))
         self.neutral_command = np.asarray(described["neutral"], np.float32)
-        self.directions = described["directions"]
+        self.directions, self.homing = described["directions"], described["homing"]
         self.lock_step = bool(described["lock_step"])
         self._answer: np.ndarray | None = None
         if patience_s is None and not self.lock_step:
@@ -175,6 +175,7 @@ class PlantServer:
                 "spec": json.loads(self.plant.spec.to_json()),
                 "neutral": self.neutral.tolist(),
                 "directions": getattr(self.plant, "directions", None),
+                "homing": getattr(self.plant, "homing", None),
                 "lock_step": self.lock_step,
             }
         ).encode()

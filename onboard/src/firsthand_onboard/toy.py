@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Toy:
     """The toy's physics: a command arrives after one period, and the joint speed follows it with a lag of 0.15 s."""
 
     directions = ((0, 1), (1, 1))
+    homing: ClassVar[dict[str, Any]] = {"position": [-0.5, 1.0], "speed": 0.1}
 
     def __init__(self, period_s: float | str = 0.04) -> None:
         self.spec = toy_spec(period_s=float(period_s))

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from .machine import MachineError, load_machine
+from .homing import Homing
+from .machine import MachineError, check_machine, load_machine
 from .spec import ControlSpec, SpecError
 
 READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
@@ -48,6 +49,14 @@ def check_timeout(timeout_s: float | None) -> None:
     """Raise `SpecError` for a time after which the watchdog would trip at once, or far too late."""
     if timeout_s is not None and not LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S:
         raise SpecError(f"watchdog is {timeout_s} s, but must lie between {LEAST_TIMEOUT_S:g} and {MOST_TIMEOUT_S:g} s")
+
+
+def declared_homing(machine: Any) -> str | None:
+    """The `homing` that a machine declares, as JSON; None where it declares none."""
+    homing = getattr(machine, "homing", None)
+    if homing is None or isinstance(homing, str):
+        return homing
+    return homing.to_json() if isinstance(homing, Homing) else json.dumps(homing, default=lambda v: v.tolist())
 
 
 class Watchdog:
@@ -122,6 +131,7 @@ class Watchdog:
                 "spec": None if spec is None else spec.to_json(),
                 "neutral": None if neutral is None else np.asarray(neutral, float).tolist(),
                 "directions": getattr(self.machine, "directions", None),
+                "homing": declared_homing(self.machine),
                 "lock_step": bool(getattr(self.machine, "lock_step", False)),
                 "can_reset": hasattr(self.machine, "reset"),
                 "timeout_s": self.timeout_s,
@@ -184,9 +194,12 @@ class WatchedMachine:
             command += ["--period", str(self._period)]
         for key, value in self.options.items():
             command += ["--machine-option", f"{key}={value}"]
-        # A session of its own: Ctrl-C in the terminal must not take it away from the loop.
-        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True)
-        theirs.close()
+        try:  # a session of its own: Ctrl-C in the terminal must not take it away from the loop
+            self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True)
+        except OSError as error:
+            raise MachineError(f"the watchdog did not start: {error}") from None
+        finally:
+            theirs.close()
         self._channel = ours
         self.patience_s = STARTUP_S
         try:
@@ -198,6 +211,8 @@ class WatchedMachine:
         self.spec = ControlSpec.from_json(described["spec"]) if described["spec"] else None
         self.neutral_command = described["neutral"]
         self.directions = described["directions"]
+        self.homing = described["homing"]
+        """JSON, or None."""
         self.lock_step = described["lock_step"]
         self.can_reset = described["can_reset"]
         self.timeout_s = described["timeout_s"]
@@ -255,7 +270,7 @@ class WatchedMachine:
     def close(self) -> None:
         """Neutral, and the end of the watchdog."""
         if self._direct is not None:
-            self._direct.neutral()
+            self.neutral()
             self._close_direct()
             return
         self._channel.close()  # the watchdog sees it, goes to neutral and ends
@@ -330,6 +345,7 @@ def main() -> None:
     channel = socket.socket(fileno=arguments.fd)
     try:
         machine = load_machine(arguments.machine, dict(arguments.machine_option))
+        check_machine(machine, arguments.machine)
     except Exception as error:
         with contextlib.suppress(OSError):  # an unread question would reset the channel before the answer is read
             channel.settimeout(5.0)

@@ -27,6 +27,8 @@ class Evaluate:
     """Speed along the references in m/s; by default the task's (0.5 for the excavator)."""
     on: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
     """Follow them with another robot of the same control specification: the one a simulator imitates, for example."""
+    authority: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    """For a robot across the network: share of the command range; by default what the run's last episode used."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print one JSON object instead of a table."""
     oracle: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -39,6 +41,7 @@ class Evaluate:
         if self.newest and self.episode is not None:
             raise UserError(f"--newest and --episode {self.episode} name two policies; give one of them.")
         from ..evaluation import evaluate
+        from ..robots.onboard import set_authority
         from ..runs import plain
         from ..training.restore import RestoredRun
         from .results import oracle_beside, oracle_of, print_evaluation
@@ -47,7 +50,9 @@ class Evaluate:
         policy = restored.newest_policy() if self.newest else restored.policy(self.episode)
         if self.on is not None:
             restored = restored.on(self.on)
-        result = evaluate(restored.robot(), policy, speed=self.speed)
+        robot = restored.robot()
+        set_authority(robot, self.authority)
+        result = evaluate(robot, policy, speed=self.speed)
         oracle = oracle_beside(result, oracle_of(restored, compute=self.oracle, speed=self.speed))
         if self.json:
             data = result.as_dict()

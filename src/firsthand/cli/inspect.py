@@ -22,6 +22,8 @@ class Inspect:
     """Robot time, about; by default as much as a good look at every channel takes, a few minutes."""
     amplitude: _Number = 0.5
     """The largest push, as a share of half the command range; pushes grow up to it step by step."""
+    authority: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    """For a robot across the network: share of the command range that its gate lets through; by default 0.5."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of the order and signs of the pushes, and of what is random in a simulated robot."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
@@ -31,6 +33,7 @@ class Inspect:
         """Push, report, write. Exit code 130 after Ctrl-C; what was learned until then is reported, too."""
         from ..inspection import InspectionSettings, conclude, excite, write_inspection
         from ..inspection.settings import make_plan, usual_minutes
+        from ..robots.onboard import set_authority
         from ..robots.registry import make_robot, make_task
         from ..robots.user_file import short_name
         from ..training.display import say
@@ -43,6 +46,11 @@ class Inspect:
         folder = self.out or Path("inspections") / short_name(self.robot)
         _check_writable(folder)
         robot = make_robot(self.robot, task, seed=self.seed)
+        set_authority(robot, self.authority)
+        if self.amplitude > (given := getattr(robot, "authority", 1.0)):
+            raise UserError(
+                f"amplitude is {self.amplitude:g}, but the robot may use only {given:g} of its range; give --authority."
+            )
         say(
             f"Inspecting {self.robot}: {task.spec.layout.num_commands} channels, pushes up to {self.amplitude:g} of "
             f"half the command range, about {settings.minutes:g} min of robot time. Ctrl-C stops."

@@ -28,6 +28,8 @@ class Record:
     """Seed of the motion."""
     payload: Annotated[float, arg(metavar="X")] = 0.0
     """Load at the tool in kg."""
+    authority: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    """For a robot across the network: share of the command range that its gate lets through; by default 0.5."""
 
     def run(self) -> int:
         """Record, episode by episode: what is written stays when it is interrupted."""
@@ -39,6 +41,7 @@ class Record:
             raise UserError(f"payload is {self.payload} kg, but must lie between 0 and {HEAVIEST_KG:.0f}.")
         if (self.out / "config.json").exists():
             raise UserError(f"{self.out} already holds a run or a recording; give another --out.")
+        from ..robots.onboard import set_authority
         from ..robots.registry import make_robot, make_task
         from ..robots.user_file import absolute_name
         from ..runs import RunFolder, provenance
@@ -51,6 +54,7 @@ class Record:
             "control_spec": json.loads(task.spec.to_json()),
         }
         robot = make_robot(self.robot, task, payload_kg=self.payload, seed=self.seed)
+        set_authority(robot, self.authority)
         with RunFolder.create(self.out, config, provenance=provenance.collect()) as run, _progress("recording") as bar:
             line = bar.add_task("recording", total=self.minutes, status="")
 

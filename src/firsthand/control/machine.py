@@ -29,7 +29,13 @@ def security() -> Security | None:
     folder = os.environ.get(CERTIFICATES)
     if not folder:
         return None
-    return Security.in_folder(folder, "operator" if (Path(folder) / "operator.pem").exists() else "trainer")
+    return Security.in_folder(folder, "operator" if is_operator() else "trainer")
+
+
+def is_operator() -> bool:
+    """Whether there are the operator's own certificates, or none are needed; a trainer's may not acknowledge."""
+    folder = os.environ.get(CERTIFICATES)
+    return not folder or (Path(folder) / "operator.pem").exists()
 
 
 class Operator:
@@ -72,7 +78,7 @@ class Operator:
     def _ask(self, kind: str, body: dict[str, Any] | None = None, *, patience_s: float = PATIENCE_S, tries: int = 2):
         try:
             if self._client is None:
-                client = ClientEnd(self.address, security(), run="operator")
+                client = ClientEnd(self.address, security(), run="operator", operator=is_operator())
                 self._client = client
                 client.hello()
             return self._client.ask(kind, body, patience_s=patience_s, tries=tries)

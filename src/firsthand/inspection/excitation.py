@@ -139,7 +139,8 @@ class _Excitation:
         if self.stop is not None and self.stop():
             raise _Stop("interrupted")
         command = self.neutral + fractions * self.half
-        played = np.asarray(self.robot.play(np.tile(command, (CHUNK, 1)).astype(np.float32)), float)
+        seen, applied = self.robot.play_applied(np.tile(command, (CHUNK, 1)).astype(np.float32))
+        played = np.asarray(seen, float)
         finite = np.asarray(np.isfinite(played).all(axis=1))
         if not finite[0]:
             self._read()
@@ -147,7 +148,7 @@ class _Excitation:
         joined = self._joined(played[0])
         happened = CHUNK if finite.all() else int(np.argmin(finite))
         for k in range(happened):
-            self.rows.append((command, played[k], played[k + 1]))
+            self.rows.append((np.asarray(applied[k], float), played[k], played[k + 1]))
             self.joined.append(joined or k > 0)
         self.at = self._read()
         if self.progress is not None:

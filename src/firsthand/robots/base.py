@@ -89,6 +89,12 @@ class AbstractRobot(ABC):
         Without a policy, to see how the robot responds. The caller keeps commands inside their limits.
         """
 
+    def play_applied(
+        self, commands: Float[np.ndarray, "steps commands"]
+    ) -> tuple[Float[np.ndarray, "steps_and_last measured"], Float[np.ndarray, "steps commands"]]:
+        """As `play`, and the commands that were really applied: a robot behind a safety gate may apply others."""
+        return self.play(commands), np.asarray(commands, np.float32)
+
     @abstractmethod
     def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
         """Follow each reference from rest at its start. Leaves the robot as it was."""

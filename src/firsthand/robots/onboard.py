@@ -10,7 +10,8 @@ from jaxtyping import Float
 
 from firsthand_onboard import NumpyPolicy
 from firsthand_onboard.gate import GateLimits
-from firsthand_onboard.loop import Executor
+from firsthand_onboard.homing import Homing, HomingController
+from firsthand_onboard.loop import Executor, Trajectory
 from firsthand_onboard.timing import LockStep
 
 from ..errors import UserError
@@ -32,7 +33,7 @@ class OnboardRobot(AbstractRobot):
     """What an executor's robot is to training, wherever the executor runs."""
 
     authority: float = 1.0
-    """Share of the command range around neutral that the next episodes may use."""
+    """Share of the command range around neutral that the next motions may use."""
     can_reset: bool = False
     """Whether the machine is a simulation that can be put somewhere."""
     before_trajectory: Callable[[], bool] | None = None
@@ -56,12 +57,23 @@ class OnboardRobot(AbstractRobot):
         arrays = {"goals": np.asarray(goals, np.float32)}
         if excitation is not None:
             arrays["excitation"] = np.asarray(excitation, np.float32)
-        return as_record(self.execute("visit", policy, arrays, len(goals)))
+        record = as_record(self.execute("visit", policy, arrays, len(goals)))
+        self.go_home()
+        return record
+
+    def go_home(self) -> None:
+        """Between episodes: slowly, without a policy, and only where the machine is served so; by default it holds."""
 
     def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
         """Commands open loop, through the gate."""
-        done = self.execute("play", None, {"commands": np.asarray(commands, np.float32)}, 1)
-        return np.asarray(done[0]["measured"], np.float32)
+        return self.play_applied(commands)[0]
+
+    def play_applied(
+        self, commands: Float[np.ndarray, "steps commands"]
+    ) -> tuple[Float[np.ndarray, "steps_and_last measured"], Float[np.ndarray, "steps commands"]]:
+        """Commands open loop; what was measured, and what the gate let through."""
+        done = self.execute("play", None, {"commands": np.asarray(commands, np.float32)}, 1)[0]
+        return np.asarray(done["measured"], np.float32), np.asarray(done["commands"], np.float32)
 
     def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
         """Each reference from its start: a simulation is put there, a machine goes there under the policy.
@@ -105,6 +117,17 @@ class OnboardRobot(AbstractRobot):
         """The machine is where it is."""
 
 
+def set_authority(robot: AbstractRobot, share: float | None) -> None:
+    """Let a robot across the network use this share of its command range; None leaves it as it is."""
+    if share is None:
+        return
+    if not isinstance(robot, OnboardRobot):
+        raise UserError(f"authority is {share:g}, but only a robot across the network (tcp/host:port) has one.")
+    if not 0 < share <= 1:  # NaN is not inside either
+        raise UserError(f"authority is {share:g}, but must be above 0 and at most 1.")
+    robot.authority = share
+
+
 def as_record(trajectories: Sequence[Arrays]) -> EpisodeRecord:
     """Trajectories of an executor as training wants them."""
     names = {"start": "starts", "reference": "references"}
@@ -124,10 +147,13 @@ def policy_layers(policy: Policy) -> list[tuple[np.ndarray, np.ndarray]]:
 class ExecutorRobot(OnboardRobot):
     """The onboard executor in this process, in lock-step with a simulated machine: what the link is compared with."""
 
-    def __init__(self, machine: Any, task: Task, limits: GateLimits | None = None) -> None:
+    def __init__(
+        self, machine: Any, task: Task, limits: GateLimits | None = None, homing: Homing | None = None
+    ) -> None:
         self.task, self.machine = task, machine
         self.can_reset = hasattr(machine, "reset")
         limits = GateLimits.of(task.spec, directions=machine.directions) if limits is None else limits
+        self.homing = None if homing is None else HomingController(task.spec, limits, homing)
         self.executor = Executor(task.spec, machine, limits, LockStep(task.spec.period_s))
 
     def measured(self) -> Float[np.ndarray, " measured"]:
@@ -137,6 +163,11 @@ class ExecutorRobot(OnboardRobot):
     def place(self, position: np.ndarray) -> None:
         """At rest in a configuration."""
         self.executor.settle(np.asarray(self.machine.reset(position), np.float32))
+
+    def go_home(self) -> None:
+        """At once."""
+        if self.homing is not None:
+            _unless_stopped(self.executor.home(self.homing, self.authority))
 
     def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
         """At once, in this thread."""
@@ -152,7 +183,11 @@ class ExecutorRobot(OnboardRobot):
             else:
                 extra = arrays["excitation"][i] if "excitation" in arrays else None
                 trajectory = self.executor.visit(runs, arrays["goals"][i], extra, self.authority)
-            if trajectory.fault:
-                raise UserError(f"the gate stopped the machine: {trajectory.ended}.")
-            done.append(trajectory.arrays())
+            done.append(_unless_stopped(trajectory).arrays())
         return done
+
+
+def _unless_stopped(trajectory: Trajectory) -> Trajectory:
+    if trajectory.fault:
+        raise UserError(f"the gate stopped the machine: {trajectory.ended}.")
+    return trajectory

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from firsthand_onboard import ControlSpec, SpecError
+from firsthand_onboard.homing import NEAR
 from firsthand_onboard.link import ClientEnd, LinkError, Security, check_address, identity
 from firsthand_onboard.messages import Message
 from firsthand_onboard.runtime import policy_digest
@@ -27,6 +28,8 @@ from .onboard import Arrays, OnboardRobot, policy_layers
 
 PATIENCE_S = 600.0
 """How long an unreachable or faulty robot is waited for."""
+FIRST_AUTHORITY = 0.5
+"""Share of the command range for a robot of which nothing is known yet."""
 FIND_S = 2.0
 """How long an address is tried when it is first named."""
 CERTIFICATES = "FIRSTHAND_CERTIFICATES"
@@ -140,21 +143,30 @@ class RemoteRobot(OnboardRobot):
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.task, self.address, self.run, self.patience_s = task, address, run, patience_s
+        self.authority = FIRST_AUTHORITY
         self.arrived: Callable[[int, Arrays], None] | None = None
         """Called with the index and the arrays of each trajectory as it arrives, while the robot still moves."""
         self._say_to = say
         self._trouble: float | None = None
         self._said = ""
         self._was_paused = False
+        self._homing = ""
+        """Name of the job in which the machine goes home."""
 
     def measured(self) -> Float[np.ndarray, " measured"]:
-        """What the sensors say now."""
-        return self._until_it_works(lambda: np.asarray(self._ask("status").arrays["measured"]))
+        """What the sensors say now, or, where the machine is on its way home, once it is there."""
+
+        def measured() -> np.ndarray:
+            self._wait_for_home()
+            return np.asarray(self._ask("status").arrays["measured"])
+
+        return self._until_it_works(measured)
 
     def place(self, position: np.ndarray) -> None:
         """Put a simulated machine at rest in a configuration."""
 
         def place() -> None:
+            self._wait_for_home()
             self._arm()
             self._ask("reset", arrays={"position": np.asarray(position, np.float32)})
 
@@ -182,6 +194,29 @@ class RemoteRobot(OnboardRobot):
             with contextlib.suppress(LinkError):
                 connection.client.send("release")
 
+    def go_home(self) -> None:
+        """Let the machine go home if it is served so, without waiting: what comes next on it waits."""
+
+        def begin() -> str:
+            if not self._connect().about.get("homes"):
+                return ""
+            self._arm()
+            name = identity()
+            self._ask("job", {"name": name, "kind": "home", "authority": float(self.authority)})
+            return name
+
+        self._homing = self._until_it_works(begin)
+
+    def _wait_for_home(self) -> None:
+        while self._homing:
+            job = self._ask("status").body["job"]
+            if job is not None and job["name"] == self._homing and not job["ended"]:
+                time.sleep(0.05)
+                continue
+            self._homing = ""
+            if job is not None and job["ended"] == "done" and not (job.get("away") or 0.0) <= NEAR:
+                self._say(f"robot: it stopped {100 * job['away']:.0f} % of a joint's range away from home")
+
     @property
     def can_reset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the machine is a simulation that can be put somewhere."""
@@ -190,12 +225,17 @@ class RemoteRobot(OnboardRobot):
     def _attempt(
         self, kind: str, policy: Policy | None, arrays: Arrays, count: int, found: dict[int, Arrays]
     ) -> Sequence[Arrays]:
+        self._wait_for_home()
         client = self._arm()
         body = {"name": identity(), "kind": kind, "authority": float(self.authority)}
         if policy is not None:
             body["policy"] = self._send_policy(policy)
         client.others.clear()
-        self._ask("job", body, arrays)
+        try:
+            self._ask("job", body, arrays)
+        except Interrupted:
+            self._connect().known_policy = ""  # it may be what the robot lacks
+            raise
         return self._collect(client, str(body["name"]), count, found)
 
     def _collect(self, client: ClientEnd, job: str, count: int, found: dict[int, Arrays]) -> Sequence[Arrays]:

@@ -21,6 +21,7 @@ class MachinePlant:
     def __init__(self, plant: AbstractPlant, task: Task, *, seed: int = 0) -> None:
         self.spec, self._plant = task.spec, plant
         self.directions = DIRECTIONS.get(task.name)
+        self.homing = {"position": [float(p) for p in np.asarray(task.home)]} if self.directions else None
         self._key = jax.random.key(seed)
         values, rest = eqx.partition(plant, eqx.is_array)
 
@@ -64,7 +65,7 @@ class LockStepMachine:
     lock_step = True
 
     def __init__(self, plant: MachinePlant) -> None:
-        self.plant, self.spec, self.directions = plant, plant.spec, plant.directions
+        self.plant, self.spec, self.directions, self.homing = plant, plant.spec, plant.directions, plant.homing
 
     def read(self) -> np.ndarray:
         """What the sensors say."""

@@ -44,11 +44,11 @@ def record(
     total, done = round(60 * minutes / spec.period_s), 0
     while done < total:
         wanted = np.clip(excitation(spec, _place(spec, robot.measured()), places, steps, rng), -1.0, 1.0)
-        applied = _scaled(spec, wanted)
-        seen = robot.play(applied)
+        seen, applied = robot.play_applied(_scaled(spec, wanted))
         happened = _seen_steps(seen)
         seen, applied = seen[: happened + 1], applied[:happened]
-        row = np.concatenate([_place(spec, seen[0]), wanted[:happened].mean(axis=0), _place(spec, seen[-1])])
+        mean = _fractions(spec, applied.mean(axis=0))
+        row = np.concatenate([_place(spec, seen[0]), mean, _place(spec, seen[-1])])
         places = np.concatenate([places, row[None]])[-400:]
         if not measured.size:
             measured, state = seen[:1], initial_state(spec.layout, seen[0], neutral(spec))
@@ -157,6 +157,12 @@ def _held(rng: np.random.Generator, steps: int, mean_length: float) -> np.ndarra
 def _scaled(spec: ControlSpec, commands: np.ndarray) -> np.ndarray:
     low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
     return ((low + high) / 2 + (high - low) / 2 * commands).astype(np.float32)
+
+
+def _fractions(spec: ControlSpec, commands: np.ndarray) -> np.ndarray:
+    """In half ranges from the middle."""
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    return (commands - (low + high) / 2) / ((high - low) / 2)
 
 
 def as_record(

@@ -232,7 +232,11 @@ class Guard(Callback):
         for row in trainer.run.read_metrics():
             numbers = row["episode"], row["tracking_error_m"], row["prediction_error"]
             if numbers[0] <= trainer.episode:
-                self.state = judged(self.state, self.settings, *numbers)
+                used = dataclasses.replace(self.state, authority=row.get("authority", self.state.authority))
+                self.state = judged(used, self.settings, *numbers)
+        if self.settings.authority < GuardSettings.authority:  # whoever resumes with less than usual means it
+            least = min(self.state.authority, self.settings.authority)
+            self.state = dataclasses.replace(self.state, authority=least)
         arrays, _ = trainer.run.load_episode(trainer.episode)
         spec = trainer.task.spec
         self._record, self._ran = EpisodeRecord.from_arrays(arrays), policy_from_arrays(spec, arrays)

@@ -12,6 +12,7 @@ from ..learner import LearnerState, append, update_model, update_policy
 from ..learner.model_learning import prediction_error
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord
+from ..robots.onboard import OnboardRobot
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays, to_arrays
 from .callbacks import Callback, EpisodeAbandoned, EpisodeSummary
@@ -128,6 +129,8 @@ class Trainer:
             "limit_hits": tracking.limit_hits,
             "update_time_s": update_time,
         }
+        if isinstance(self.robot, OnboardRobot):
+            metrics["authority"] = self.robot.authority
         summary = EpisodeSummary(self.episode, metrics, record)
         self._keep(summary, policy)
         for callback in self.callbacks:

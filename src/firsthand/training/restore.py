@@ -11,6 +11,7 @@ from ..evaluation.oracle import OracleResult, cached_oracle
 from ..logs import spec_difference
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord, SimulatedRobot
+from ..robots.onboard import OnboardRobot
 from ..robots.registry import make_robot, make_task
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays
@@ -89,8 +90,16 @@ class RestoredRun:
         return from_arrays(template, checkpoint.arrays)["learner"].policy
 
     def robot(self) -> AbstractRobot:
-        """The robot of the run; a simulated one stands at home."""
-        return make_robot(self.config.robot, self.task, payload_kg=self.config.payload_kg, seed=self.config.seed)
+        """The robot of the run; a simulated one stands at home, a machine uses the range that the run has earned."""
+        robot = make_robot(self.config.robot, self.task, payload_kg=self.config.payload_kg, seed=self.config.seed)
+        if isinstance(robot, OnboardRobot):
+            robot.authority = self.earned(robot.authority)
+        return robot
+
+    def earned(self, least: float) -> float:
+        """Share of the command range that the last episode used; `least` on another machine, and where none is told."""
+        rows = self.metrics() if self.config.robot == self.folder.config.get("robot") else []
+        return float(rows[-1].get("authority", least)) if rows else least
 
     def on(self, robot: str) -> "RestoredRun":
         """The same run as if its robot were another one, which must have the same control specification."""

@@ -10,6 +10,7 @@ import tyro
 from ..cache import cache_folder
 from ..errors import UserError
 from .characterize import Characterize
+from .dashboard import Dashboard
 from .evaluate import Evaluate
 from .experiment import Experiment
 from .export import Export
@@ -24,6 +25,7 @@ Command = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Dashboard, tyro.conf.subcommand("dashboard")]
     | Annotated[Characterize, tyro.conf.subcommand("characterize")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[Machine, tyro.conf.subcommand("machine")]

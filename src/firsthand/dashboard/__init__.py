@@ -1,0 +1,11 @@
+"""The live page: watch a run learn, and control it. Needs the extra `firsthand[dashboard]`."""
+
+from importlib.util import find_spec
+
+from ..errors import UserError
+
+
+def check_installed() -> None:
+    """Say what is missing before anything is started."""
+    if find_spec("nicegui") is None:
+        raise UserError("The live page needs NiceGUI; install it with: pip install 'firsthand[dashboard]'")

@@ -1,0 +1,51 @@
+"""Where the parts of a robot are, for pictures of it. Numpy only."""
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard.kinematics import chain_points, tracked_output
+
+
+def body_points(spec: ControlSpec, measured: np.ndarray) -> np.ndarray | None:
+    """From the base to the tip, `(…, points, 2)`, in the plane of the tracked output; None where nothing is known.
+
+    A planar chain is computed from its joints. Where the robot measures several of its points, as `NAME.x` and
+    `NAME.y`, and tracks one of them, they are joined in the order in which they are measured, from the origin.
+    """
+    measured = np.asarray(measured, float)
+    if isinstance(spec.kinematics, PlanarChain):
+        return np.asarray(chain_points(spec.kinematics, measured[..., list(spec.layout.position)]))
+    names = spec.layout.measured
+    tracked = [names[i].rpartition(".") for i in spec.kinematics.indices[:2]]
+    if len(tracked) < 2 or tracked[0][0] != tracked[1][0] or not tracked[0][0]:
+        return None
+    parts = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    pairs = [tuple(f"{part}.{axis}" for _, _, axis in tracked) for part in parts]
+    ends = [[names.index(name) for name in pair] for pair in pairs if all(name in names for name in pair)]
+    if len(ends) < 2:
+        return None
+    points = measured[..., np.asarray(ends)]
+    return np.concatenate([np.zeros_like(points[..., :1, :]), points], axis=-2)
+
+
+def plane_of(spec: ControlSpec, outputs: np.ndarray) -> np.ndarray:
+    """Tracked outputs `(…, steps, outputs)` as points of a picture, `(…, steps, 2)`; one output is drawn over time."""
+    if outputs.shape[-1] > 1:
+        return outputs[..., :2]
+    time = np.broadcast_to(spec.period_s * np.arange(outputs.shape[-2])[:, None], outputs.shape)
+    return np.concatenate([time, outputs], axis=-1)
+
+
+def axis_labels(spec: ControlSpec, unit: str) -> tuple[str, str]:
+    """What the axes of such a picture are."""
+    if isinstance(spec.kinematics, PlanarChain):
+        return f"x ({unit})", f"z ({unit})"
+    names = [spec.layout.measured[i].replace(".", " ") for i in spec.kinematics.indices]
+    if len(names) == 1:
+        return "time (s)", f"{names[0]} ({unit})"
+    return f"{names[0]} ({unit})", f"{names[1]} ({unit})"
+
+
+def path_points(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:
+    """The path of the tracked output in the picture, `(…, steps, 2)`."""
+    return plane_of(spec, np.asarray(tracked_output(spec, np.asarray(measured, float))))

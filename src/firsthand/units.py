@@ -1,0 +1,61 @@
+"""How a tracked output is printed: metres as centimetres, anything else in its own unit."""
+
+import math
+from dataclasses import dataclass
+
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of a tracked output, as files have it and as people read it."""
+
+    name: str
+    """In files: m, rad."""
+    shown: str
+    """In tables and figures: cm, rad."""
+    factor: float
+    """From the first to the second."""
+
+    def of(self, value: float) -> float:
+        """A value as it is shown."""
+        return self.factor * value
+
+    def text(self, value: float) -> str:
+        """A value as it is shown, with about three digits, without the unit; a dash for what is not known."""
+        return number(self.of(value), self.digits(value))
+
+    def digits(self, value: float) -> int:
+        """Digits after the point for about three in all."""
+        size = abs(self.of(value))
+        if not math.isfinite(size) or size >= 1000:
+            return 0
+        return 1 if size >= 10 else 2 if size >= 1 or self.factor > 1 else 3
+
+    def with_unit(self, value: float) -> str:
+        """`4.20 cm`."""
+        return f"{self.text(value)} {self.shown}"
+
+
+METRES = Unit("m", "cm", 100.0)
+
+
+def unit_of(name: str) -> Unit:
+    """The unit that a task or a run names."""
+    return METRES if name == "m" else Unit(name, name, 1.0)
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A number for people; a dash for what is not known, powers of ten for what is huge or tiny."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if value != 0 and not 0.5 * 10.0**-digits <= abs(value) < 1e6:
+        return f"{value:.2e}"
+    return f"{value:.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """Time for people: 50 s, 8.3 min, 2.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"

@@ -1,0 +1,257 @@
+"""Attempts to make the machine move when it should not: the real runtime and link, with a machine that plays along."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import firsthand_onboard
+from firsthand_onboard.gate import GateLimits
+from firsthand_onboard.homing import Homing, HomingController
+from firsthand_onboard.link import ClientEnd, RobotEnd
+from firsthand_onboard.machine import MachineError
+from firsthand_onboard.runtime import Runtime, Settings
+from firsthand_onboard.toy import Toy, toy_spec
+
+from .processes import acknowledge, connect, free_port, random_policy, send_policy, wait_for
+
+SPEC = toy_spec(steps=20)
+GOALS = np.tile(np.asarray([[0.8, -0.8], [-0.8, 0.8]], np.float32), (200, 1))
+PERIOD_S = 0.004
+
+
+class Bench:
+    """A toy that moves on with every reading, remembers what was written, and breaks when told to."""
+
+    lock_step, can_reset = False, True
+    directions = Toy.directions
+
+    def __init__(self) -> None:
+        self.toy, self.command = Toy(), np.zeros(2)
+        self.written: list[np.ndarray] = []
+        self.broken: Callable[[], bool] = lambda: False
+
+    def read(self) -> np.ndarray:
+        if self.broken():
+            raise MachineError("the sensors are gone")
+        self.toy.step(self.command)
+        return self.toy.measure()
+
+    def write(self, command: np.ndarray) -> None:
+        self.command = np.asarray(command, float)
+        self.written.append(self.command)
+
+    def neutral(self) -> None:
+        self.command = np.zeros(2)
+
+    def reset(self, position: np.ndarray) -> None:
+        self.toy.reset(position)
+
+    def resume(self) -> None:
+        pass
+
+
+class Program:
+    """The onboard program in a thread, without its watchdog process."""
+
+    def __init__(self, address: str, latch: Path | None = None) -> None:
+        self.address, self.machine = address, Bench()
+        self.link = RobotEnd(address)
+        limits = GateLimits.of(SPEC, directions=Bench.directions, command_age_s=1.0)
+        homing = HomingController(SPEC, limits, Homing((-0.5, 1.0), speed=0.5))
+        self.runtime = Runtime(
+            SPEC, self.machine, limits, self.link, Settings(lease_s=2.0, latch=latch), PERIOD_S, homing
+        )
+        self.thread = threading.Thread(target=self.runtime.run, daemon=True)
+        self.thread.start()
+
+    def trainer(self, run: str = "test") -> ClientEnd:
+        return connect(self.address, run)
+
+    def still(self, periods: int = 20) -> None:
+        """Time passes, and nothing is written."""
+        written, steps = len(self.machine.written), self.runtime.executor.clock.now() + periods * PERIOD_S
+        wait_for(lambda: self.runtime.executor.clock.now() > steps, "time to pass")
+        assert len(self.machine.written) == written
+        assert not self.machine.command.any()
+
+    def end(self) -> None:
+        self.runtime.stopping = True
+        self.thread.join(10)
+        self.link.close()
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    made = Program(f"tcp/127.0.0.1:{free_port()}")
+    yield made
+    made.end()
+
+
+def constant(value: float) -> dict[str, np.ndarray]:
+    """A policy that always commands the same."""
+    weights = {name: np.zeros_like(array) for name, array in random_policy(SPEC).items()}
+    weights["policy.2.bias"][:] = np.arctanh(value)
+    return weights
+
+
+def armed(program: Program, run: str = "test") -> tuple[ClientEnd, str]:
+    """A trainer with the lease and a policy."""
+    client = program.trainer(run)
+    assert client.ask("arm").kind == "reply"
+    client.keep_lease(0.2)
+    return client, send_policy(client, SPEC, constant(0.3))
+
+
+def start(client: ClientEnd, name: str, policy: str, goals: np.ndarray = GOALS) -> Any:
+    return client.ask("job", {"name": name, "kind": "visit", "policy": policy}, {"goals": goals})
+
+
+def test_a_job_that_waited_for_a_broken_machine_does_not_run_when_it_is_mended(program):
+    client, policy = armed(program)
+    # The reading fails just when the job has been taken, and before it begins.
+    program.machine.broken = lambda: program.runtime.job is not None or program.runtime.state == "fault"
+    start(client, "waits", policy)
+    wait_for(lambda: client.ask("status").body["state"] == "fault", "the fault")
+    program.machine.broken = lambda: False
+    assert acknowledge(program.address) == "idle"
+    assert client.ask("arm").body["job"]["ended"] == "the sensors are gone"
+    program.still()
+    assert program.machine.written == []
+    client.close()
+
+
+def test_a_policy_that_comes_while_the_machine_moves_changes_nothing_that_runs(program):
+    client, policy = armed(program)
+    start(client, "long", policy, GOALS[:6])
+    wait_for(lambda: program.machine.written, "motion")
+    for value in (-0.9, -0.8, -0.7, -0.6, -0.5):  # more than the robot keeps
+        other = send_policy(client, SPEC, constant(value))
+    wait_for(lambda: client.ask("status").body["job"]["ended"] == "done", "the end")
+    assert min(command.min() for command in program.machine.written) >= 0.0
+    assert "send it first" in start(client, "pushed out", policy).body["why"]
+    before = len(program.machine.written)
+    start(client, "next", other, GOALS[:1])
+    wait_for(lambda: client.ask("status").body["job"]["ended"] == "done", "the end")
+    assert max(command.max() for command in program.machine.written[before + 5 :]) < 0.0
+    client.close()
+
+
+def test_a_disk_that_is_full_ends_neither_the_program_nor_the_fault(tmp_path):
+    (tmp_path / "fault.new").symlink_to("/dev/full")
+    program = Program(f"tcp/127.0.0.1:{free_port()}", tmp_path / "fault.json")
+    try:
+        client, policy = armed(program)
+        start(client, "moves", policy)
+        wait_for(lambda: program.machine.written, "motion")
+        operator = connect(program.address, "operator", operator=True)
+        operator.ask("stop")
+        wait_for(lambda: operator.ask("status").body["state"] == "fault", "the latch")
+        assert not (tmp_path / "fault.json").exists()
+        assert start(client, "again", policy).kind == "refused"
+        program.still()
+        assert acknowledge(program.address) == "idle"
+        client.close()
+        operator.close()
+    finally:
+        program.end()
+
+
+class Tap:
+    """Keeps what goes out."""
+
+    def __init__(self, outgoing: Any) -> None:
+        self.outgoing, self.frames = outgoing, []
+
+    def put(self, frame: bytes) -> None:
+        self.frames.append(frame)
+        self.outgoing.put(frame)
+
+
+def test_a_whole_session_played_again_moves_nothing_also_after_a_restart(program):
+    client, policy = armed(program)
+    tap = client._outgoing = Tap(client._outgoing)
+    client.hello()
+    client.ask("arm")
+    send_policy(client, SPEC, constant(0.5))
+    start(client, "once", policy, GOALS[:1])
+    wait_for(lambda: client.ask("status").body["job"]["ended"] == "done", "the end")
+    client.ask("release")
+    client.drop_lease()
+    frames, written = list(tap.frames), len(program.machine.written)
+    assert written == SPEC.reference.steps
+    for frame in frames:
+        tap.outgoing.put(frame)
+    wait_for(lambda: program.link.counts()["replayed"] >= len(frames), "the frames")
+    assert program.runtime.state == "idle"
+    program.still()
+    client.close()
+    program.end()
+    again = Program(program.address)
+    try:
+        other = again.trainer()
+        for frame in frames:
+            other._outgoing.put(frame)
+        wait_for(lambda: again.link.counts()["misdirected"] >= len(frames) - 2, "the frames")
+        assert (again.runtime.state, again.machine.written) == ("idle", [])
+        other.close()
+    finally:
+        again.end()
+
+
+def test_after_the_operators_stop_no_order_of_messages_moves_the_machine(program):
+    """Two trainers and an operator at random; from a stop to its acknowledgement nothing is ever written."""
+    rng = np.random.default_rng(0)
+    clients = [program.trainer(run) for run in ("first", "second")]
+    operator = connect(program.address, "operator", operator=True)
+    policy = {"spec": SPEC.digest(), "digest": "", "policy": ""}
+    written, stops, moved = None, 0, 0
+    for i in range(200):
+        client = clients[rng.integers(2)]
+        kinds = ["job", "home", "play", "policy", "release", "reset", "stop", "acknowledge", "acknowledge"]
+        what = rng.choice(kinds)
+        if what in kinds[:3] and rng.uniform() < 0.8:
+            client.ask("arm")
+        if what == "job":
+            start(client, f"job-{i}", policy["policy"], GOALS[:2])
+        elif what == "home":
+            client.ask("job", {"name": f"home-{i}", "kind": "home"})
+        elif what == "play":
+            client.ask("job", {"name": f"play-{i}", "kind": "play"}, {"commands": np.full((30, 2), 0.4)})
+        elif what == "policy":
+            answer = client.ask("arm")
+            if answer.kind == "reply":
+                policy["policy"] = send_policy(client, SPEC, constant(0.3))
+        elif what == "reset":
+            client.ask("reset", arrays={"position": np.zeros(2)})
+        elif what == "stop":
+            operator.ask("stop")
+            wait_for(lambda: operator.ask("status").body["state"] == "fault", "the latch")
+            written, stops = len(program.machine.written), stops + 1
+        elif what == "acknowledge":
+            number = operator.ask("status").body["fault_number"]
+            client.ask("acknowledge", {"number": number})  # a trainer's counts for nothing
+            if written is not None:
+                assert len(program.machine.written) == written
+            moved += operator.ask("acknowledge", {"number": number}).kind == "reply"
+            written = None
+        else:
+            client.ask(str(what))
+        if written is not None:
+            assert len(program.machine.written) == written
+            assert not program.machine.command.any()
+    assert min(stops, moved) > 10
+    assert len(program.machine.written) > 50  # between the stops it did move
+    for client in (*clients, operator):
+        client.close()
+
+
+def test_nothing_on_the_robot_asks_for_the_time_of_day():
+    """Clocks that are set, by hand or by a time server, must not end a lease or keep one alive."""
+    sources = list(Path(firsthand_onboard.__file__).parent.glob("*.py"))
+    assert len(sources) > 15
+    assert [file.name for file in sources if "time.time(" in file.read_text() or "datetime" in file.read_text()] == []

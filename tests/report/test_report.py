@@ -26,7 +26,7 @@ from firsthand.training.restore import RestoredRun
 
 HOSTILE = "excavator<script>alert('$x$')</script>&\"quoted\""
 """The name of a robot that must not become a tag, an attribute or a formula."""
-FIGURES = ("learning", "shapes", "episodes", "time", "health")
+FIGURES = ("learning", "shapes", "episodes", "poses", "time", "health")
 SMALL = {"model_steps": 5, "model_hidden": (8,), "cg_iterations": 3}
 
 
@@ -153,6 +153,7 @@ def test_headings_come_in_the_agreed_order(page):
     assert headings[:2] == ["Learning", "Circle, square and line"]
     assert headings[2:] == [
         "Random references",
+        "The arm along the path",
         "The kept policy over time",
         "The metrics of the paper’s table 1",
         "Health",

@@ -9,14 +9,24 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class Report:
-    """Write the HTML report of a run."""
+    """Write the HTML report of a run, or a page that compares several: one file, to be sent to a colleague."""
 
-    run_folder: Annotated[Positional[Path], arg(metavar="RUN", help_behavior_hint="")]
-    """Folder of the run."""
+    run_folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")]
+    """Folders of the runs."""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Where the page goes; by default report/index.html, or report/comparison.html, in the folder of the first run."""
 
     def run(self) -> int:
         """Write it and say where it is."""
-        from ..report import write_report
+        from ..errors import UserError
+        from ..report import write_comparison, write_report
 
-        print(write_report(self.run_folder))
+        if not self.run_folders:
+            raise UserError("give the folder of a run: firsthand report RUN.")
+        if self.out is not None and self.out.is_dir():
+            raise UserError(f"out is {self.out}, which is a folder; name the file: --out {self.out / 'report.html'}.")
+        if len(self.run_folders) == 1:
+            print(write_report(self.run_folders[0], self.out))
+        else:
+            print(write_comparison(self.run_folders, self.out))
         return 0

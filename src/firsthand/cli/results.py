@@ -19,6 +19,7 @@ from ..robots import SimulatedRobot
 from ..training.display import say
 from ..training.prior import Prior
 from ..training.restore import RestoredRun
+from ..units import METRES, unit_of
 
 
 def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str, Any] | None) -> None:
@@ -27,16 +28,19 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
     title = f"{restored.config.robot}: references the learner never saw"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
-    for heading in ("v avg\ncm/s", "v max\ncm/s", "error\nmean cm", "error\nmax cm", "ρ\ns", "|Δu|\n", "limit\nhits"):
+    unit = unit_of(restored.task.unit)
+    speeds, errors = (f"v avg\n{unit.shown}/s", f"v max\n{unit.shown}/s"), (f"error\nmean {unit.shown}",)
+    for heading in (*speeds, *errors, f"error\nmax {unit.shown}", "ρ\ns", "|Δu|\n", "limit\nhits"):
         table.add_column(heading, justify="right", no_wrap=True)
+    finer = 0 if unit == METRES else 2
     rows = [(r.name, m) for r, m in zip(result.references, result.metrics, strict=True)]
     for name, m in [*rows, ("[bold]together[/bold]", result.overall)]:
         table.add_row(
             name,
-            f"{100 * m.mean_speed_m_s:.1f}",
-            f"{100 * m.max_speed_m_s:.1f}",
-            f"{100 * m.mean_error_m:.2f}",
-            f"{100 * m.max_error_m:.1f}",
+            f"{unit.of(m.mean_speed_m_s):.{1 + finer}f}",
+            f"{unit.of(m.max_speed_m_s):.{1 + finer}f}",
+            f"{unit.of(m.mean_error_m):.{2 + finer}f}",
+            f"{unit.of(m.max_error_m):.{1 + finer}f}",
             f"{m.rho_s:.3f}",
             f"{m.command_change:.4f}",
             str(m.limit_hits),
@@ -51,8 +55,8 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
     console.print(table)
     if oracle is not None:
         console.print(
-            f"Oracle (best possible with this policy class): {100 * oracle['shapes_error_m']:.2f} cm on these "
-            f"references, {100 * oracle['random_error_m']:.2f} cm on random ones."
+            f"Oracle (best possible with this policy class): {unit.with_unit(oracle['shapes_error_m'])} on these "
+            f"references, {unit.with_unit(oracle['random_error_m'])} on random ones."
         )
         if oracle["failed"]:
             console.print(
@@ -128,6 +132,7 @@ def finish(path: Path) -> None:
     robot = restored.robot()
     if not can_go_back(robot):
         say(not_moved(path))
+        print(f"Report: {write_report(path)}")
         return
     result = evaluate(robot, restored.policy())
     print_evaluation(restored, result, oracle_beside(result, oracle_of(restored, compute=False)))

@@ -226,7 +226,7 @@ class Train:
             )
             # A robot file may move and change; what matters of it is in the control specification.
             may_move = moved and (stored.robot_file or is_address(robot))
-            ignore = ("episodes", "robot_file", "robot") if may_move else ("episodes",)
+            ignore = ("episodes", "unit", "robot_file", "robot") if may_move else ("episodes", "unit")
             run.check_same_config(wanted.as_dict(), ignore=(*ignore, *_newer(run.config, stored, wanted)))
         except BaseException:
             run.close()

@@ -8,6 +8,8 @@ from typing import Any
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.policy import Layer, policy_to_bytes
 
+from ..units import METRES, unit_of
+
 
 @dataclass(frozen=True)
 class ModelCard:
@@ -39,10 +41,18 @@ class ModelCard:
     """Of specification and weights as safetensors."""
     spec_sha256: str
     """Of the control specification alone."""
+    unit: str = METRES.name
+    """Of the tracked output."""
 
     @staticmethod
     def of(
-        spec: ControlSpec, layers: Sequence[Layer], *, run: str, episode: int, tracking_error_m: float | None
+        spec: ControlSpec,
+        layers: Sequence[Layer],
+        *,
+        run: str,
+        episode: int,
+        tracking_error_m: float | None,
+        unit: str = METRES.name,
     ) -> "ModelCard":
         """The card of a policy."""
         return ModelCard(
@@ -59,6 +69,7 @@ class ModelCard:
             outputs=spec.num_outputs,
             sha256=hashlib.sha256(policy_to_bytes(spec, layers)).hexdigest(),
             spec_sha256=spec.digest(),
+            unit=unit,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,7 +78,7 @@ class ModelCard:
 
     def lines(self) -> list[str]:
         """The card as text, a line each."""
-        reached = "unknown" if self.tracking_error_m is None else f"{100 * self.tracking_error_m:.2f} cm"
+        reached = "unknown" if self.tracking_error_m is None else unit_of(self.unit).with_unit(self.tracking_error_m)
         limits = zip(self.commands, self.command_low, self.command_high, strict=True)
         return [
             f"Policy of {self.robot}, as it ran episode {self.episode} of {self.run}.",

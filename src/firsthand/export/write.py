@@ -73,5 +73,6 @@ def policy_and_card(restored: RestoredRun, episode: int | None) -> tuple[list[La
         run=restored.folder.path.name,
         episode=ran or 0,
         tracking_error_m=errors.get(ran),
+        unit=restored.task.unit,
     )
     return list(policy.layers), card

@@ -1,21 +1,25 @@
 """Figures and the HTML report of a run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..runs import atomic
 from . import figures
+from .compare import compare
 from .data import PathAxes
 from .gather import RunReport, gather
 from .page import render
 from .style import save
 
 
-def write_report(path: Path) -> Path:
+def write_report(path: Path, out: Path | None = None) -> Path:
     """Write RUN/report/index.html, one file with everything in it, and each figure as PNG and SVG beside it.
 
-    The run may still be going on. Returns where the page is.
+    The run may still be going on. Returns where the page is, which is `out` if that is given.
     """
     report = gather(Path(path))
     saved = {name: save(figure) for name, figure in figures_of(report).items()}
@@ -24,20 +28,41 @@ def write_report(path: Path) -> Path:
     for name, (png, svg) in saved.items():
         atomic.write_bytes(folder / f"{name}.png", png)
         atomic.write_bytes(folder / f"{name}.svg", svg)
-    page = folder / "index.html"
+    page = out or folder / "index.html"
     atomic.write_text(page, render(report, {name: svg for name, (_, svg) in saved.items()}))
     return page
 
 
+def write_comparison(paths: Sequence[Path], out: Path | None = None) -> Path:
+    """Write one page that compares several runs, with everything in it. Returns where it is."""
+    columns = (TextColumn("reading and evaluating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("runs", total=len(paths))
+        page = compare(paths, lambda done: bar.update(task, completed=done))
+    if out is None:
+        folder = Path(paths[0]) / "report"
+        atomic.make_folder(folder)
+        out = folder / "comparison.html"
+    atomic.write_text(out, page)
+    return out
+
+
 def figures_of(report: RunReport) -> dict[str, Figure]:
     """The figures of a run by the names of their files."""
-    task, axes = report.restored.task, PathAxes.of(report.restored.task.spec)
+    task, unit = report.restored.task, report.unit
+    axes = PathAxes.of(task.spec, unit)
     oracle = None if report.oracle is None else report.oracle["random_error_m"]
+    made = {
+        "learning": figures.learning_curves([report.history], oracle_error_m=oracle, unit=unit),
+        "episodes": figures.path_grid([report.episodes], axes, shared=False, unit=unit),
+        "time": figures.time_series(report.series, unit),
+    }
+    if report.shapes:
+        made["shapes"] = figures.path_grid(report.shapes, axes, unit=unit)
+    if report.poses is not None:
+        made["poses"] = figures.poses(report.poses, axes)
     return {
-        "learning": figures.learning_curves([report.history], oracle_error_m=oracle),
-        "shapes": figures.path_grid(report.shapes, axes),
-        "episodes": figures.path_grid([report.episodes], axes, shared=False),
-        "time": figures.time_series(report.series),
+        **made,
         "health": figures.health(
             report.history,
             step_bound=report.step_bound,

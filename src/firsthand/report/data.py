@@ -10,8 +10,10 @@ import numpy as np
 from firsthand_onboard import ControlSpec, PlanarChain
 from firsthand_onboard.kinematics import tracked_output
 
+from ..drawing import axis_labels, body_points, path_points, plane_of
 from ..evaluation import tracking_metrics
 from ..robots import EpisodeRecord
+from ..units import METRES, Unit
 
 NEWEST_EPISODES = 10
 """Over so many episodes the running mean is taken, and at most so many count as the last episodes."""
@@ -86,13 +88,9 @@ class PathPanel:
     def of(title: str, spec: ControlSpec, record: EpisodeRecord) -> "PathPanel":
         """The panel of one record. A tracked output with one entry is drawn over time."""
         steps = record.commands.shape[1]
-        output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
-        reference = record.references[:, :steps].astype(np.float64)
-        if spec.num_outputs == 1:
-            time = np.broadcast_to(spec.period_s * np.arange(steps)[:, None], output.shape)
-            output, reference = (np.concatenate([time, values], axis=-1) for values in (output, reference))
-        output = np.where(record.valid[..., None], output[..., :2], np.nan)
-        pairs = tuple(zip(reference[..., :2], output, strict=True))
+        path = path_points(spec, record.measured[:, :steps])
+        reference = plane_of(spec, record.references[:, :steps].astype(np.float64))
+        pairs = tuple(zip(reference, np.where(record.valid[..., None], path, np.nan), strict=True))
         return PathPanel(title, pairs, _mean_error(spec, record))
 
 
@@ -110,14 +108,9 @@ class PathAxes:
     """Whether both are lengths and must have one scale."""
 
     @staticmethod
-    def of(spec: ControlSpec) -> "PathAxes":
+    def of(spec: ControlSpec, unit: Unit = METRES) -> "PathAxes":
         """x and z for an arm in the vertical plane, otherwise what is measured; one output is drawn over time."""
-        if isinstance(spec.kinematics, PlanarChain):
-            return PathAxes(("x (m)", "z (m)"), equal=True)
-        names = [_plain(spec.layout.measured[i]) for i in spec.kinematics.indices]
-        if len(names) == 1:
-            return PathAxes(("time (s)", f"{names[0]} (m)"), equal=False)
-        return PathAxes((f"{names[0]} (m)", f"{names[1]} (m)"), equal=True)
+        return PathAxes(axis_labels(spec, unit.name), equal=spec.num_outputs > 1)
 
 
 @dataclass(frozen=True)
@@ -150,18 +143,21 @@ class TimeSeries:
     """Per measured position."""
 
     @staticmethod
-    def of(title: str, spec: ControlSpec, record: EpisodeRecord) -> "TimeSeries":
-        """The first trajectory of a record."""
-        valid = record.valid[0]
+    def of(title: str, spec: ControlSpec, record: EpisodeRecord, trajectory: int = 0) -> "TimeSeries":
+        """One trajectory of a record, by default the first."""
+        valid = record.valid[trajectory]
         steps, limits = int(valid.sum()), spec.limits
-        measured = record.measured[0, :steps].astype(np.float64)
-        error = np.linalg.norm(np.asarray(tracked_output(spec, measured)) - record.references[0, :steps], axis=-1)
+        measured = record.measured[trajectory, :steps].astype(np.float64)
+        reference = record.references[trajectory, :steps]
+        error = np.linalg.norm(np.asarray(tracked_output(spec, measured)) - reference, axis=-1)
         return TimeSeries(
             title=title,
             time=spec.period_s * np.arange(steps),
             error_m=error,
             commands=tuple(
-                Channel(_plain(name), record.commands[0, :steps, i], limits.command_low[i], limits.command_high[i])
+                Channel(
+                    _plain(name), record.commands[trajectory, :steps, i], limits.command_low[i], limits.command_high[i]
+                )
                 for i, name in enumerate(spec.layout.commands)
             ),
             positions=tuple(
@@ -169,6 +165,31 @@ class TimeSeries:
                 for i, entry in enumerate(spec.layout.position)
             ),
         )
+
+
+@dataclass(frozen=True)
+class Poses:
+    """The robot at several instants along one trajectory."""
+
+    title: str
+    """What was followed."""
+    bodies: np.ndarray
+    """From base to tip, `(poses, points, 2)`."""
+    reference: np.ndarray
+    """`(steps, 2)`."""
+    path: np.ndarray
+    """`(steps, 2)`."""
+
+    @staticmethod
+    def of(title: str, spec: ControlSpec, record: EpisodeRecord, trajectory: int = 0, count: int = 9) -> "Poses | None":
+        """`count` poses, evenly spread over the time of a trajectory; None for a robot whose parts are not known."""
+        steps = int(record.valid[trajectory].sum())
+        bodies = body_points(spec, record.measured[trajectory, :steps])
+        if bodies is None or not steps:
+            return None
+        chosen = np.unique(np.linspace(0, steps - 1, count).round().astype(int))
+        panel = PathPanel.of(title, spec, record).pairs[trajectory]
+        return Poses(title, bodies[chosen], panel[0][:steps], panel[1][:steps])
 
 
 def _plain(name: str) -> str:

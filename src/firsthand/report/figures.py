@@ -11,7 +11,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .data import NEWEST_EPISODES, Channel, History, PathAxes, PathPanel, TimeSeries, finite_mean, running_mean
+from ..units import METRES, Unit
+from .data import (
+    NEWEST_EPISODES,
+    Channel,
+    History,
+    PathAxes,
+    PathPanel,
+    Poses,
+    TimeSeries,
+    finite_mean,
+    running_mean,
+)
 from .style import ALARM, INK, PALETTE, REFERENCE, episode_axis, log_scale, nothing, plot_log, styled
 
 FEW = 30
@@ -23,7 +34,9 @@ NOVEL = "error on the newest episode, before learning from it"
 
 
 @styled
-def learning_curves(histories: Sequence[History], *, oracle_error_m: float | None = None) -> Figure:
+def learning_curves(
+    histories: Sequence[History], *, oracle_error_m: float | None = None, unit: Unit = METRES
+) -> Figure:
     """Tracking error, controller loss, and how well the model predicts, over the episodes of one run or several.
 
     `oracle_error_m` is drawn as a dashed line where it is known.
@@ -33,13 +46,13 @@ def learning_curves(histories: Sequence[History], *, oracle_error_m: float | Non
     episodes = np.concatenate([h.column("episode") for h in histories])
     shown: list[np.ndarray | float] = []
     for history, color in _colored(histories):
-        x, y = history.column("episode"), 100 * history.column("tracking_error_m")
+        x, y = history.column("episode"), unit.factor * history.column("tracking_error_m")
         _error_curve(error, x, y, color, None if len(histories) == 1 else history.label, _dots(history))
         shown.append(y)
     if oracle_error_m is not None and np.isfinite(oracle_error_m):
-        error.axhline(100 * oracle_error_m, color=INK, linestyle="--", linewidth=1.2, label="oracle: best possible")
-        shown.append(100 * oracle_error_m)
-    _finish(error, shown, episodes, "tracking error (cm)")
+        error.axhline(unit.of(oracle_error_m), color=INK, linestyle="--", linewidth=1.2, label="oracle: best possible")
+        shown.append(unit.of(oracle_error_m))
+    _finish(error, shown, episodes, f"tracking error ({unit.shown})")
     if error.get_legend_handles_labels()[0]:
         error.legend(loc="best")
     _robot_time(error, histories)
@@ -49,7 +62,7 @@ def learning_curves(histories: Sequence[History], *, oracle_error_m: float | Non
         y = history.column("controller_loss")
         plot_log(controller, history.column("episode"), y, color=color, label=history.label, **_dots(history))
         shown.append(y)
-    _finish(controller, shown, episodes, "controller loss (m²)")
+    _finish(controller, shown, episodes, f"controller loss ({unit.name}²)")
     if len(histories) > 1:
         controller.legend(loc="best")
 
@@ -115,7 +128,9 @@ def _robot_time(axes: Axes, histories: Sequence[History]) -> None:
 
 
 @styled
-def path_grid(rows: Sequence[Sequence[PathPanel]], path_axes: PathAxes, *, shared: bool = True) -> Figure:
+def path_grid(
+    rows: Sequence[Sequence[PathPanel]], path_axes: PathAxes, *, shared: bool = True, unit: Unit = METRES
+) -> Figure:
     """Paths (solid) against their references (dashed), one panel each.
 
     With `shared` the panels of a row have the same limits; without, each has its own, and is square.
@@ -134,7 +149,7 @@ def path_grid(rows: Sequence[Sequence[PathPanel]], path_axes: PathAxes, *, share
         for j, panel in enumerate(row):
             box = (left + j * (width + gap), top, width, heights[i])
             axes = figure.add_axes((box[0] / total[0], box[1] / total[1], box[2] / total[0], box[3] / total[1]))
-            handles = _paths(axes, panel, limits[i][j])
+            handles = _paths(axes, panel, limits[i][j], unit)
             axes.tick_params(labelleft=j == 0 or not shared)
             if j == 0:
                 axes.set_ylabel(path_axes.labels[1])
@@ -145,7 +160,7 @@ def path_grid(rows: Sequence[Sequence[PathPanel]], path_axes: PathAxes, *, share
     return figure
 
 
-def _paths(axes: Axes, panel: PathPanel, limits: np.ndarray) -> list[Any]:
+def _paths(axes: Axes, panel: PathPanel, limits: np.ndarray, unit: Unit) -> list[Any]:
     handles = []
     for reference, path in panel.pairs:
         style = {"color": INK, "marker": "o", "markersize": 3.5, "linestyle": "none"}
@@ -158,9 +173,13 @@ def _paths(axes: Axes, panel: PathPanel, limits: np.ndarray) -> list[Any]:
     axes.set_ylim(*limits[1])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=(1, 2, 5, 10)))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=(1, 2, 5, 10)))
-    error = f"mean error {100 * panel.error_m:.1f} cm" if np.isfinite(panel.error_m) else "error not finite"
+    error = f"mean error {_short(panel.error_m, unit)}" if np.isfinite(panel.error_m) else "error not finite"
     axes.set_title(f"{panel.title}\n{error}", loc="left", linespacing=1.25)
     return handles
+
+
+def _short(value: float, unit: Unit) -> str:
+    return f"{unit.of(value):.1f} {unit.shown}" if unit == METRES else unit.with_unit(value)
 
 
 def _once(reference: np.ndarray) -> np.ndarray:
@@ -210,19 +229,63 @@ def _height(limits: np.ndarray) -> float:
     return float(height / width)
 
 
+# The robot along a path.
+
+
+@styled
+def poses(shown: Poses, path_axes: PathAxes) -> Figure:
+    """The arm at several instants, early ones faint, with its path and the reference."""
+    points = np.concatenate([shown.bodies.reshape(-1, 2), shown.reference, shown.path])
+    points = points[np.isfinite(points).all(axis=1)]
+    low, high = points.min(axis=0), points.max(axis=0)
+    room = 0.06 * (high - low).max()
+    low, high = low - room, high + room
+    width = 6.6
+    height = float(np.clip((width - 1.0) * (high[1] - low[1]) / (high[0] - low[0]), 2.0, 6.0)) + 0.9
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    for i, body in enumerate(shown.bodies):
+        share = (i + 1) / len(shown.bodies)
+        last = i == len(shown.bodies) - 1
+        axes.plot(
+            *body.T,
+            color=PALETTE[4],
+            alpha=0.25 + 0.75 * share**2,
+            linewidth=3.0,
+            marker="o",
+            markersize=4.5,
+            markerfacecolor="white",
+            markeredgecolor=INK,
+            markeredgewidth=0.8,
+            solid_capstyle="round",
+            label="the arm, darker later" if last else None,
+        )
+    axes.plot(*shown.path.T, color=PALETTE[0], linewidth=1.8, label="what the robot did")
+    axes.plot(*shown.reference.T, **REFERENCE, label="reference")
+    axes.set_xlim(low[0], high[0])
+    axes.set_ylim(low[1], high[1])
+    axes.set_aspect("equal", adjustable="box")
+    axes.set_xlabel(path_axes.labels[0])
+    axes.set_ylabel(path_axes.labels[1])
+    axes.set_title(shown.title, loc="left")
+    axes.legend(loc="best")
+    return figure
+
+
 # One trajectory over time.
 
 
 @styled
-def time_series(series: TimeSeries) -> Figure:
+def time_series(series: TimeSeries, unit: Unit = METRES) -> Figure:
     """Error, commands and positions of one trajectory, with their limits."""
     rows = max(len(series.commands), len(series.positions))
     figure = Figure(figsize=(7.6, 2.4 + 1.35 * rows), layout="constrained")
     grid = figure.add_gridspec(rows + 1, 2, height_ratios=[1.35, *([1.0] * rows)])
     error = figure.add_subplot(grid[0, :])
-    error.plot(series.time, 100 * np.where(np.isfinite(series.error_m), series.error_m, np.nan), color=PALETTE[0])
-    error.axhline(100 * finite_mean(series.error_m), color=INK, linewidth=1.0, linestyle=":")
-    error.set_ylabel("error (cm)")
+    shown = unit.factor * np.where(np.isfinite(series.error_m), series.error_m, np.nan)
+    error.plot(series.time, shown, color=PALETTE[0])
+    error.axhline(unit.of(finite_mean(series.error_m)), color=INK, linewidth=1.0, linestyle=":")
+    error.set_ylabel(f"error ({unit.shown})")
     error.set_ylim(bottom=0)
     error.set_title(f"{series.title}: tracking error (dotted: its mean)", loc="left")
     for column, (title, channels) in enumerate((("Commands", series.commands), ("Positions", series.positions))):

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..models import Policy
 from ..robots import AbstractRobot
+from ..robots.address import is_address
 from ..robots.onboard import OnboardRobot
 from ..training.presets import PRESETS
 from ..training.restore import RestoredRun
-from .data import History, PathPanel, TimeSeries
+from ..units import Unit, unit_of
+from .data import History, PathPanel, Poses, TimeSeries
 
 
 @dataclass(frozen=True)
@@ -25,16 +29,23 @@ class RunReport:
     """The run."""
     history: History
     """Its metrics."""
-    evaluation: Evaluation
-    """The kept policy on the references that the learner never saw."""
+    evaluation: Evaluation | None
+    """The kept policy on the references that the learner never saw; None for a machine, which a report never moves."""
     shapes: tuple[tuple[PathPanel, ...], ...]
-    """A row per evaluation reference: followed by an early, a middle and the kept policy."""
+    """A row per evaluation reference: followed by an early, a middle and the kept policy; empty for a machine."""
     episodes: tuple[PathPanel, ...]
     """The trajectories of the first, a middle and the last episode."""
     series: TimeSeries
-    """The kept policy on the first evaluation reference."""
+    """The kept policy on the first evaluation reference; for a machine, its last trajectory."""
+    poses: Poses | None
+    """The robot along that path, where its parts are known."""
     oracle: dict[str, Any] | None
     """What is best possible, where it is known."""
+
+    @property
+    def unit(self) -> Unit:
+        """Of the tracked output."""
+        return unit_of(self.restored.task.unit)
 
     @property
     def step_bound(self) -> float:
@@ -51,12 +62,15 @@ class RunReport:
     @property
     def shape_names(self) -> str:
         """circle, square and line."""
-        names = [reference.name for reference in self.evaluation.references]
+        names = [] if self.evaluation is None else [reference.name for reference in self.evaluation.references]
         return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def gather(path: Path) -> RunReport:
-    """Read a run, finished or still being written, and evaluate three of its policies."""
+    """Read a run, finished or still being written, and evaluate three of its policies.
+
+    The report of a machine is made of what is in the run's folder alone: nothing is asked of it, and it does not move.
+    """
     restored = RestoredRun.open(path)
     rows = restored.metrics()
     # The writer stores the episode first and its metrics second; the newest may be half there.
@@ -65,9 +79,25 @@ def gather(path: Path) -> RunReport:
     if not stored:
         raise UserError(f"{path} has no finished episode yet, so there is nothing to report.")
     chosen = first_middle_last(stored)
-    robot, spec = restored.robot(), restored.task.spec
-    if not can_go_back(robot):
-        raise UserError(not_moved(path))
+    spec = restored.task.spec
+    history = History.of(restored.config.robot, rows)
+    episodes = tuple(PathPanel.of(f"episode {k}", spec, restored.record(k)) for k in chosen)
+    if is_address(restored.config.robot):
+        record = restored.record(stored[-1])
+        moved = np.flatnonzero(record.valid.any(axis=1))
+        last = int(moved[-1]) if len(moved) else 0
+        title = f"episode {stored[-1]}, trajectory {last + 1}"
+        return RunReport(
+            restored=restored,
+            history=history,
+            evaluation=None,
+            shapes=(),
+            episodes=episodes,
+            series=TimeSeries.of(title, spec, record, last),
+            poses=Poses.of(title, spec, record, last),
+            oracle=None,
+        )
+    robot = restored.robot()
     policies = [(f"episode {episode}", restored.policy(episode)) for episode in chosen[:2]]
     evaluations = [(name, evaluate(robot, policy)) for name, policy in [*policies, kept(restored, stored[-1])]]
     evaluation = evaluations[-1][1]
@@ -77,11 +107,12 @@ def gather(path: Path) -> RunReport:
     )
     return RunReport(
         restored=restored,
-        history=History.of(restored.config.robot, rows),
+        history=history,
         evaluation=evaluation,
         shapes=shapes,
-        episodes=tuple(PathPanel.of(f"episode {k}", spec, restored.record(k)) for k in chosen),
+        episodes=episodes,
         series=TimeSeries.of(evaluation.references[0].name, spec, evaluation.records[0]),
+        poses=Poses.of(f"{evaluation.references[0].name}, kept policy", spec, evaluation.records[0]),
         oracle=_oracle(restored),
     )
 
@@ -92,9 +123,9 @@ def can_go_back(robot: AbstractRobot) -> bool:
 
 
 def not_moved(path: Path) -> str:
-    """What is said instead of a report where making one would move a machine."""
+    """What is said where an evaluation would move a machine."""
     return (
-        f"A report runs policies, and {path} is of a machine, which moves only when that is asked for: "
+        "The machine is not moved for an evaluation unless that is asked for: "
         f"firsthand evaluate {shlex.quote(str(path))} follows the references on it."
     )
 

@@ -10,45 +10,33 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluation import TrackingMetrics
+from ..evaluation import Evaluation, TrackingMetrics
 from ..evaluation.published import published
 from ..training.display import duration
+from ..units import METRES, UNKNOWN, Unit, number
 from .data import finite_mean
 from .gather import RunReport, reproduction
-
-UNKNOWN = "–"
-
-
-def number(value: float, digits: int = 2) -> str:
-    """A number for people; a dash for what is not known, powers of ten for what is huge or tiny."""
-    if not math.isfinite(value):
-        return UNKNOWN
-    if value != 0 and not 0.5 * 10.0**-digits <= abs(value) < 1e6:
-        return f"{value:.2e}"
-    return f"{value:.{digits}f}"
-
-
-def centimetres(metres: float) -> str:
-    """A length in cm with about three digits."""
-    value = 100 * metres
-    return number(value, 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0)
 
 
 def render(report: RunReport, images: Mapping[str, bytes]) -> str:
     """The whole page. `images` are the figures as SVG, by name."""
     config = report.restored.config
     title = f"{config.robot}, preset {config.preset}, seed {config.seed}"
+    sections = [_head(report, title), _learning(report, images)]
+    if report.evaluation is not None:
+        sections.append(_shapes(report, images))
+    sections.append(_episodes(report, images))
+    if report.poses is not None:
+        sections.append(_poses(report, images))
+    sections.append(_series(report, images))
+    if report.evaluation is not None:
+        sections.append(_table(report, report.evaluation))
+    return document(title, [*sections, _health(report, images), _configuration(report)])
+
+
+def document(title: str, sections: Sequence[str]) -> str:
+    """A page with its style inside. `sections` are HTML."""
     css = resources.files("firsthand.report").joinpath("page.css").read_text("utf-8")
-    sections = (
-        _head(report, title),
-        _learning(report, images),
-        _shapes(report, images),
-        _episodes(report, images),
-        _series(report, images),
-        _table(report),
-        _health(report, images),
-        _configuration(report),
-    )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -58,7 +46,7 @@ def render(report: RunReport, images: Mapping[str, bytes]) -> str:
     )
 
 
-def _image(images: Mapping[str, bytes], name: str, alternative: str, caption: str, *, scroll: bool = False) -> str:
+def image(images: Mapping[str, bytes], name: str, alternative: str, caption: str, *, scroll: bool = False) -> str:
     """A figure. On a phone, one that would become too small to read is scrolled sideways instead."""
     data = base64.b64encode(images[name]).decode("ascii")
     return (
@@ -81,12 +69,18 @@ def _head(report: RunReport, title: str) -> str:
         facts.insert(0, f"payload {config.payload_kg:g} kg")
     count = history.num_recent
     spread = "the last episode" if count == 1 else f"mean of the last {count} episodes"
-    boxes = (
-        (f"{centimetres(history.recent('tracking_error_m'))} cm", f"tracking error on random references, {spread}"),
-        (
-            f"{centimetres(report.evaluation.overall.mean_error_m)} cm",
+    unit = report.unit
+    if report.evaluation is None:
+        best = float(np.nanmin(history.column("tracking_error_m"))) if _known(history) else float("nan")
+        second = (unit.with_unit(best), "tracking error of the best episode")
+    else:
+        second = (
+            unit.with_unit(report.evaluation.overall.mean_error_m),
             f"tracking error on {report.shape_names}, which the learner never saw, with the kept policy",
-        ),
+        )
+    boxes = (
+        (unit.with_unit(history.recent("tracking_error_m")), f"tracking error on random references, {spread}"),
+        second,
         (duration(robot_time) if math.isfinite(robot_time) else UNKNOWN, "robot time used"),
     )
     cells = "\n".join(f"<div><strong>{escape(big)}</strong><span>{escape(small)}</span></div>" for big, small in boxes)
@@ -94,6 +88,10 @@ def _head(report: RunReport, title: str) -> str:
         f"<h1>{escape(title)}</h1>\n"
         f'<p class="facts">{escape(" · ".join(facts))}</p>\n<div class="numbers">\n{cells}\n</div>'
     )
+
+
+def _known(history: Any) -> bool:
+    return bool(np.isfinite(history.column("tracking_error_m")).any())
 
 
 def _date(started: Any) -> str:
@@ -104,31 +102,31 @@ def _date(started: Any) -> str:
 
 
 def _learning(report: RunReport, images: Mapping[str, bytes]) -> str:
-    history = report.history
+    history, unit = report.history, report.unit
     error = history.column("tracking_error_m")
     best = int(np.nanargmin(error)) if np.isfinite(error).any() else None
     text = (
-        f"The tracking error was {centimetres(float(error[0]))} cm in the first episode and "
-        f"{centimetres(float(error[-1]))} cm in the last."
+        f"The tracking error was {unit.with_unit(float(error[0]))} in the first episode and "
+        f"{unit.with_unit(float(error[-1]))} in the last."
     )
     if best is not None:
-        text += f" The best was {centimetres(float(error[best]))} cm, in episode {history.column('episode')[best]:.0f}."
+        text += f" The best was {unit.with_unit(float(error[best]))}, in episode {history.column('episode')[best]:.0f}."
     if report.oracle is not None:
         text += (
             f" The oracle, the same policy class trained with the simulated robot's true gradients, reaches "
-            f"{centimetres(report.oracle['random_error_m'])} cm."
+            f"{unit.with_unit(report.oracle['random_error_m'])}."
         )
     caption = (
         "Mean distance from the reference, mean squared distance (the controller loss), and the model's one-step "
         "loss, where 1 is a model that predicts no change. Triangles at the lower edge are zeros, crosses at the "
         "upper edge values that are not finite."
     )
-    image = _image(images, "learning", f"Learning curves. {text}", caption)
-    return f"<h2>Learning</h2>\n<p>{escape(text)}</p>\n{image}"
+    picture = image(images, "learning", f"Learning curves. {text}", caption)
+    return f"<h2>Learning</h2>\n<p>{escape(text)}</p>\n{picture}"
 
 
-def _panels(rows: Sequence[Sequence[Any]]) -> str:
-    return "; ".join(f"{panel.title}: {centimetres(panel.error_m)} cm" for row in rows for panel in row)
+def _panels(rows: Sequence[Sequence[Any]], unit: Unit) -> str:
+    return "; ".join(f"{panel.title}: {unit.with_unit(panel.error_m)}" for row in rows for panel in row)
 
 
 def _shapes(report: RunReport, images: Mapping[str, bytes]) -> str:
@@ -137,47 +135,62 @@ def _shapes(report: RunReport, images: Mapping[str, bytes]) -> str:
         "“Episode 1” is the policy that ran episode 1; “kept” is the best policy that the robot has proven. The robot "
         "starts at rest at the dot. A path that ends at the edge of a panel goes on outside it."
     )
-    image = _image(images, "shapes", f"Paths and references. {_panels(report.shapes)}.", caption, scroll=True)
+    picture = image(
+        images, "shapes", f"Paths and references. {_panels(report.shapes, report.unit)}.", caption, scroll=True
+    )
     speed = report.restored.task.evaluation_speed
     return (
         f"<h2>{escape(heading)}</h2>\n<p>References that the learner never trained on, travelled at "
-        f"{100 * speed:.3g} cm/s.</p>\n{image}"
+        f"{report.unit.of(speed):.3g} {escape(report.unit.shown)}/s.</p>\n{picture}"
     )
 
 
 def _episodes(report: RunReport, images: Mapping[str, bytes]) -> str:
     trajectories = len(report.episodes[-1].pairs)
     caption = f"Each episode is {trajectories} trajectories in a chain: each starts where the last one ended."
-    alternative = f"Paths and references. {_panels([report.episodes])}."
-    return f"<h2>Random references</h2>\n{_image(images, 'episodes', alternative, caption, scroll=True)}"
+    alternative = f"Paths and references. {_panels([report.episodes], report.unit)}."
+    return f"<h2>Random references</h2>\n{image(images, 'episodes', alternative, caption, scroll=True)}"
+
+
+def _poses(report: RunReport, images: Mapping[str, bytes]) -> str:
+    caption = "The arm at instants evenly spread over the trajectory, darker as time goes on."
+    picture = image(images, "poses", f"Poses of the arm along {report.series.title}.", caption)
+    return f"<h2>The arm along the path</h2>\n{picture}"
 
 
 def _series(report: RunReport, images: Mapping[str, bytes]) -> str:
-    name, metrics = report.series.title, report.evaluation.metrics[0]
+    unit, error = report.unit, report.series.error_m
+    finite = error[np.isfinite(error)]
+    largest = float(finite.max()) if finite.size else float("nan")
+    who, heading = "the kept policy is", "The kept policy over time"
+    if report.evaluation is None:
+        who, heading = "the machine was", "The last trajectory over time"
     text = (
-        f"On the {name} the kept policy is {centimetres(metrics.mean_error_m)} cm off on average and "
-        f"{centimetres(metrics.max_error_m)} cm at most."
+        f"On the {report.series.title} {who} {unit.with_unit(finite_mean(error))} off on average and "
+        f"{unit.with_unit(largest)} at most."
     )
+    if report.evaluation is None:
+        text = text.replace("On the episode", "In episode")
     caption = "Commands as applied, and positions as measured; dashed lines are their limits."
-    image = _image(images, "time", f"Time series. {text}", caption, scroll=True)
-    return f"<h2>The kept policy over time</h2>\n<p>{escape(text)}</p>\n{image}"
+    picture = image(images, "time", f"Time series. {text}", caption, scroll=True)
+    return f"<h2>{heading}</h2>\n<p>{escape(text)}</p>\n{picture}"
 
 
-def _table(report: RunReport) -> str:
-    evaluation = report.evaluation
+def _table(report: RunReport, evaluation: Evaluation) -> str:
+    unit = report.unit
     columns: list[tuple[str, str, Sequence[str]]] = [
-        (reference.name, "", _measures(metrics))
+        (reference.name, "", _measures(metrics, unit))
         for reference, metrics in zip(evaluation.references, evaluation.metrics, strict=True)
     ]
-    columns.append(("together", "together", _measures(evaluation.overall)))
+    columns.append(("together", "together", _measures(evaluation.overall, unit)))
     for name, (v_avg, v_max, mean, largest, rho) in published(report.restored.config.robot).items():
         cells = [number(100 * v_avg, 1), number(100 * v_max, 1), number(100 * mean, 2), number(100 * largest, 1)]
         columns.append((name, "paper", (*cells, number(rho, 2), "", "")))
     labels = (
-        "mean speed v avg (cm/s)",
-        "highest speed v max (cm/s)",
-        "mean error (cm)",
-        "largest error (cm)",
+        f"mean speed v avg ({unit.shown}/s)",
+        f"highest speed v max ({unit.shown}/s)",
+        f"mean error ({unit.shown})",
+        f"largest error ({unit.shown})",
         "ρ = largest error / v max (s)",
         "change of command |Δu|",
         "steps at a position limit",
@@ -193,7 +206,7 @@ def _table(report: RunReport) -> str:
     if any(kind == "paper" for _, kind, _ in columns):
         notes.append("Grey columns are what the paper gives, measured on a real machine with references of its own.")
     if report.oracle is not None:
-        notes.append(f"The oracle reaches {centimetres(report.oracle['shapes_error_m'])} cm together.")
+        notes.append(f"The oracle reaches {unit.with_unit(report.oracle['shapes_error_m'])} together.")
     warning = ""
     if report.oracle is not None and evaluation.overall.mean_error_m < report.oracle["shapes_error_m"]:
         warning = (
@@ -207,12 +220,13 @@ def _table(report: RunReport) -> str:
     )
 
 
-def _measures(metrics: TrackingMetrics) -> tuple[str, ...]:
+def _measures(metrics: TrackingMetrics, unit: Unit) -> tuple[str, ...]:
+    finer = 0 if unit == METRES else 2
     return (
-        number(100 * metrics.mean_speed_m_s, 1),
-        number(100 * metrics.max_speed_m_s, 1),
-        number(100 * metrics.mean_error_m, 2),
-        number(100 * metrics.max_error_m, 1),
+        number(unit.of(metrics.mean_speed_m_s), 1 + finer),
+        number(unit.of(metrics.max_speed_m_s), 1 + finer),
+        number(unit.of(metrics.mean_error_m), 2 + finer),
+        number(unit.of(metrics.max_error_m), 1 + finer),
         number(metrics.rho_s, 3),
         number(metrics.command_change, 4),
         str(metrics.limit_hits),
@@ -246,8 +260,8 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
         "An update is refused when the model or the gradient is not finite or a bound is broken; then the old policy "
         "stays. The first episode’s computing time includes compilation."
     )
-    image = _image(images, "health", "Gradient and step norms, refused updates, limits, time.", caption, scroll=True)
-    return f'<h2>Health</h2>\n<div class="wide list"><table><tbody>\n{cells}\n</tbody></table></div>\n{image}'
+    picture = image(images, "health", "Gradient and step norms, refused updates, limits, time.", caption, scroll=True)
+    return f'<h2>Health</h2>\n<div class="wide list"><table><tbody>\n{cells}\n</tbody></table></div>\n{picture}'
 
 
 def _configuration(report: RunReport) -> str:

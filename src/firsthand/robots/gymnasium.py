@@ -96,6 +96,8 @@ class GymnasiumTask:
     """Hidden layers of the policy."""
     scales: Scales | None = None
     """What the policy's inputs are divided by; by default from limits and rates."""
+    unit: str | None = None
+    """Unit of what is tracked, for tables and figures; by default rad where only `angles` are tracked, otherwise m."""
 
     def make_task(self) -> Task:
         """The task, derived from what was given and from the environment's spaces."""
@@ -250,6 +252,7 @@ def _derive(source: GymnasiumTask) -> Task:
         evaluation_speed=speed,
         home=home,
         trajectories=source.trajectories,
+        unit=source.unit or ("rad" if space == "output" and set(goal_entries) <= set(source.angles) else "m"),
     )
 
 

@@ -60,6 +60,8 @@ class Task:
     """The configuration in which training starts, at rest."""
     trajectories: int = 10
     """N, trajectories per episode."""
+    unit: str = "m"
+    """Of the tracked output, for people: metres are printed as cm, anything else as it is."""
 
     def __post_init__(self) -> None:
         if self.trajectories < 1:

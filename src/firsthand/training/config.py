@@ -11,6 +11,7 @@ from ..learner import Hyperparameters
 from ..robots.registry import make_task
 from ..robots.user_file import RobotFile, absolute_name, found_again, robot_file, robot_file_notes
 from ..tasks import Task
+from ..units import METRES
 from .origin import InitFrom, TakenLog
 from .presets import EPISODES, preset
 
@@ -89,7 +90,10 @@ class TrainingConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for config.json, with the control specification that the task makes."""
-        data = {**dataclasses.asdict(self), "control_spec": json.loads(self.make_task().spec.to_json())}
+        task = self.make_task()
+        data = {**dataclasses.asdict(self), "control_spec": json.loads(task.spec.to_json())}
+        if task.unit != METRES.name:
+            data["unit"] = task.unit
         return {name: value for name, value in data.items() if name not in ("init_from", "data", "robot_file") or value}
 
     @staticmethod

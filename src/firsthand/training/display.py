@@ -10,6 +10,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ..units import duration as duration
+from ..units import unit_of
 from .callbacks import Callback, EpisodeSummary
 from .config import TrainingConfig
 
@@ -20,13 +22,6 @@ def say(text: str) -> None:
     """A sentence to the user; above the progress display while there is one."""
     # No markup: a folder may be called [this]. No wrapping: a command that is printed shall be copied in one piece.
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def duration(seconds: float) -> str:
-    """Robot time for people: 50 s, 8.3 min, 2.5 h."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
 
 
 class _TwoLines(Progress):
@@ -100,10 +95,10 @@ class TrainingDisplay(Callback):
 
     def after_episode(self, trainer: Any, summary: EpisodeSummary) -> None:
         """One more."""
-        metrics = summary.metrics
+        metrics, unit = summary.metrics, unit_of(trainer.task.unit)
         model_loss = f"{metrics['model_loss']:.4f}" if math.isfinite(metrics["model_loss"]) else "–"
         status = (
-            f"robot time {duration(metrics['robot_time_s'])} · error {100 * metrics['tracking_error_m']:.1f} cm · "
+            f"robot time {duration(metrics['robot_time_s'])} · error {unit.with_unit(metrics['tracking_error_m'])} · "
             f"model loss {model_loss} · update {metrics['update_time_s']:.1f} s"
         )
         if not metrics["update_accepted"]:

@@ -26,6 +26,7 @@ from ..learner.rollout import imagine, residuals
 from ..models import Policy
 from ..robots import EpisodeRecord
 from ..robots.onboard import OnboardRobot
+from ..units import METRES, Unit, unit_of
 from .callbacks import Callback, EpisodeSummary
 from .data import as_rollout
 from .display import say
@@ -111,6 +112,8 @@ class Forecast:
     """Predicted mean tracking error."""
     measured_error: float
     """What was measured with the policy that ran."""
+    unit: Unit = METRES
+    """Of both."""
 
     def within(self, settings: GuardSettings) -> bool:
         """Whether the policy may run."""
@@ -120,8 +123,8 @@ class Forecast:
 
     def __str__(self) -> str:
         return (
-            f"commands change by {self.command_change:.2f} of the half range, error {100 * self.error:.1f} cm "
-            f"predicted after {100 * self.measured_error:.1f} cm measured"
+            f"commands change by {self.command_change:.2f} of the half range, error {self.unit.with_unit(self.error)} "
+            f"predicted after {self.unit.with_unit(self.measured_error)} measured"
         )
 
 
@@ -148,9 +151,10 @@ def _forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout) -> t
     return change, error(imagined[:, :-1]), error(states)
 
 
-def forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout) -> Forecast:
+def forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout, unit: Unit = METRES) -> Forecast:
     """Predict, on the last measured episode, what a policy does differently from the one that ran."""
-    return Forecast(*(float(value) for value in _forecast(policy, ran, dynamics, rollout)))
+    change, error, measured = (float(value) for value in _forecast(policy, ran, dynamics, rollout))
+    return Forecast(change, error, measured, unit)
 
 
 def between(old: Policy, new: Policy, share: float) -> Policy:
@@ -210,10 +214,10 @@ class Guard(Callback):
             return self._good
         assert ran is not None
         rollout = as_rollout(trainer.task.spec, self._record)
-        dynamics = trainer.state.dynamics
+        dynamics, unit = trainer.state.dynamics, unit_of(trainer.task.unit)
         for share in SHARES:
             policy = candidate if share == 1.0 else between(ran, candidate, share)
-            predicted = forecast(policy, ran, dynamics, rollout)
+            predicted = forecast(policy, ran, dynamics, rollout, unit)
             if predicted.within(self.settings):
                 if share < 1.0:
                     say(f"the new policy goes only {share:g} of its way: {predicted}")
@@ -221,7 +225,7 @@ class Guard(Callback):
                     say("the operator did not approve the new policy; the old one runs again")
                     return ran
                 return policy
-        say(f"the new policy is refused ({forecast(candidate, ran, dynamics, rollout)}); the old one runs again")
+        say(f"the new policy is refused ({forecast(candidate, ran, dynamics, rollout, unit)}); the old one runs again")
         return ran
 
     def _remember(self, trainer: Any) -> None:

@@ -1,0 +1,159 @@
+"""Several runs on one page: their curves over each other, a table, and the same references followed by each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..errors import UserError
+from ..evaluation import Evaluation, evaluate
+from ..robots.address import is_address
+from ..training.display import duration
+from ..training.restore import RestoredRun
+from ..units import UNKNOWN, Unit, number, unit_of
+from . import figures
+from .data import History, PathAxes, PathPanel
+from .page import document, image
+
+MOST = 12
+"""More runs cannot be told apart in one figure."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One of the runs."""
+
+    name: str
+    """The name of its folder, with as much of the path as tells it from the others."""
+    restored: RestoredRun
+    """The run."""
+    history: History
+    """Its metrics."""
+    evaluation: Evaluation | None
+    """The kept policy on the references that the learner never saw; None for a machine."""
+
+
+def compare(paths: Sequence[Path], progress: Callable[[int], Any] = lambda done: None) -> str:
+    """The page that compares these runs, with everything in it. `progress` is told how many are read."""
+    if len(paths) > MOST:
+        raise UserError(f"{len(paths)} runs are too many for one page; give at most {MOST}.")
+    runs = []
+    for done, (path, name) in enumerate(zip(paths, names_of(paths), strict=True)):
+        progress(done)
+        runs.append(_read(Path(path), name))
+    units = {run.restored.task.unit for run in runs}
+    if len(units) > 1:
+        raise UserError(f"the runs track outputs in {' and '.join(sorted(units))}; compare runs with one unit.")
+    unit = unit_of(units.pop())
+    pictures = {name: _svg(figure) for name, figure in _figures(runs, unit).items()}
+    sections = [_head(runs), _curves(pictures), _table(runs, unit)]
+    if "shapes" in pictures:
+        sections.append(_shapes(runs, pictures))
+    return document(f"Comparison of {len(runs)} runs", sections)
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """A short name per run: its folder's, longer where two would be the same."""
+    parts = [Path(path).resolve().parts for path in paths]
+    for length in range(1, max((len(part) for part in parts), default=1) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise UserError(f"{paths[0]} is given twice; give each run once.")
+
+
+def _read(path: Path, name: str) -> Compared:
+    restored = RestoredRun.open(path)
+    rows = restored.metrics()
+    if not rows:
+        raise UserError(f"{path} has no finished episode yet, so there is nothing to compare.")
+    moved = not is_address(restored.config.robot) and restored.kept_episode() is not None
+    evaluation = evaluate(restored.robot(), restored.policy()) if moved else None
+    return Compared(name, restored, History.of(name, rows), evaluation)
+
+
+def _figures(runs: Sequence[Compared], unit: Unit) -> dict[str, Figure]:
+    made = {"learning": figures.learning_curves([run.history for run in runs], unit=unit)}
+    evaluated = [(run, run.evaluation) for run in runs if run.evaluation is not None]
+    specs = {run.restored.task.spec.digest() for run, _ in evaluated}
+    if len(evaluated) > 1 and len(specs) == 1:
+        spec = evaluated[0][0].restored.task.spec
+        rows = [
+            [
+                PathPanel.of(f"{run.name}: {reference.name}", spec, record)
+                for reference, record in zip(result.references, result.records, strict=True)
+            ]
+            for run, result in evaluated
+        ]
+        made["shapes"] = figures.path_grid(rows, PathAxes.of(spec, unit), unit=unit)
+    return made
+
+
+def _svg(figure: Figure) -> bytes:
+    from .style import save
+
+    return save(figure)[1]
+
+
+def _head(runs: Sequence[Compared]) -> str:
+    robots = ", ".join(dict.fromkeys(run.restored.config.robot for run in runs))
+    return f'<h1>Comparison of {len(runs)} runs</h1>\n<p class="facts">{escape(robots)}</p>'
+
+
+def _curves(pictures: dict[str, bytes]) -> str:
+    caption = "The colour tells the run. Faint lines are single episodes, strong ones the mean of ten."
+    return f"<h2>Learning</h2>\n{image(pictures, 'learning', 'Learning curves of all runs.', caption)}"
+
+
+def _table(runs: Sequence[Compared], unit: Unit) -> str:
+    head = (
+        "run",
+        "preset",
+        "seed",
+        "episodes",
+        "robot time",
+        f"last episodes ({unit.shown})",
+        f"best episode ({unit.shown})",
+        "at",
+        f"references never seen ({unit.shown})",
+        "refused updates",
+    )
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(run, unit)) + "</tr>" for run in runs
+    )
+    columns = "".join(f"<th>{escape(name)}</th>" for name in head)
+    return (
+        f'<h2>Numbers</h2>\n<div class="wide result"><table>\n<thead><tr>{columns}</tr></thead>\n<tbody>\n{rows}\n'
+        "</tbody></table></div>\n<p>Mean distance from the reference. “Last episodes” is the mean of up to ten; "
+        "“references never seen” is the kept policy on the evaluation references, which a machine is not moved "
+        "for.</p>"
+    )
+
+
+def _cells(run: Compared, unit: Unit) -> tuple[str, ...]:
+    history, config = run.history, run.restored.config
+    error = history.column("tracking_error_m")
+    best = int(np.nanargmin(error)) if np.isfinite(error).any() else None
+    time = history.last("robot_time_s")
+    return (
+        run.name,
+        config.preset,
+        str(config.seed),
+        str(len(history)),
+        duration(time) if np.isfinite(time) else UNKNOWN,
+        unit.text(history.recent("tracking_error_m")),
+        UNKNOWN if best is None else unit.text(float(error[best])),
+        UNKNOWN if best is None else f"{history.column('episode')[best]:.0f}",
+        UNKNOWN if run.evaluation is None else unit.text(run.evaluation.overall.mean_error_m),
+        number(history.last("refused_updates"), 0),
+    )
+
+
+def _shapes(runs: Sequence[Compared], pictures: dict[str, bytes]) -> str:
+    caption = "Each run's kept policy, the best that its robot has proven, on references that no learner saw."
+    picture = image(pictures, "shapes", "Paths of all runs and their references.", caption, scroll=True)
+    return f"<h2>References never seen</h2>\n{picture}"

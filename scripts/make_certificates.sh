@@ -1,7 +1,9 @@
 #!/bin/sh
 # Makes an authority and certificates for a robot, a trainer and an operator, for a link that leaves the computer.
 #   scripts/make_certificates.sh FOLDER ROBOT_HOST...      (names or IP addresses under which the robot is reached)
-# Copy ca.pem with robot.pem and robot.key to the robot, with trainer.* to the trainer. Keep ca.key off both.
+# Copy ca.pem with robot.pem and robot.key to the robot, with trainer.* to the trainer, with operator.* to whoever may
+# acknowledge faults. Keep ca.key off all of them. The robot tells them apart by the common name in the certificate:
+# `trainer` may do everything but acknowledge, `operator` may look, stop and acknowledge, any other name nothing.
 set -eu
 [ $# -ge 2 ] || { echo "usage: $0 FOLDER ROBOT_HOST..." >&2; exit 2; }
 folder=$1; shift

@@ -1,4 +1,7 @@
-"""Run in a process of its own on one core: two episodes over the link, the same in process, the compiled simulation."""
+"""Run in a process of its own on one core: two episodes over the link, the same in process, the compiled simulation.
+
+Between the episodes the machine goes home, there and here.
+"""
 
 import json
 import sys
@@ -10,11 +13,12 @@ from firsthand.robots.onboard import ExecutorRobot, OnboardRobot
 from firsthand.robots.registry import make_robot
 from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand.robots.simulated_machine import LockStepMachine, make_plant
+from firsthand.runs.pytrees import to_arrays
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.data import smooth_excitation
 from firsthand.training.guard import Guard, GuardSettings
-from firsthand.training.loop import policy_arrays
 from firsthand_onboard.gate import GateLimits
+from firsthand_onboard.homing import Homing
 
 
 def learned(robot: OnboardRobot, config: TrainingConfig) -> dict[str, np.ndarray]:
@@ -24,7 +28,7 @@ def learned(robot: OnboardRobot, config: TrainingConfig) -> dict[str, np.ndarray
     for _ in range(2):
         summary = trainer.run_episode()
         found.update({f"{summary.episode}.{name}": array for name, array in summary.record.arrays().items()})
-    return {**found, **policy_arrays(trainer.state.policy)}
+    return {**found, **to_arrays({"learner": trainer.state})}
 
 
 def first_episode(config: TrainingConfig) -> tuple[EpisodeRecord, EpisodeRecord]:
@@ -46,7 +50,10 @@ def main(address: str) -> None:
     task = config.make_task()
     over_link = learned(RemoteRobot(address, task), config)
     disconnect(address)
-    in_process = learned(ExecutorRobot(LockStepMachine(make_plant("excavator")), task), config)
+    machine = LockStepMachine(make_plant("excavator"))
+    homing = Homing.from_json(json.dumps(machine.homing))
+    in_process = learned(ExecutorRobot(machine, task, homing=homing), config)
+    home = np.abs(in_process["2.measured"][0, 0, list(task.spec.layout.position)] - np.asarray(task.home))
     compiled, executed = (record.arrays() for record in first_episode(config))
     names = ("starts", "measured", "commands", "references")
     print(
@@ -56,6 +63,7 @@ def main(address: str) -> None:
                 "different": [n for n in over_link if over_link[n].tobytes() != in_process[n].tobytes()],
                 "free_share": float(over_link["1.free"].mean()),
                 "all_valid": bool(over_link["2.valid"].all()),
+                "from_home": float(home.max()),
                 "farthest": max(float(np.abs(compiled[n] - executed[n]).max()) for n in names),
             }
         )

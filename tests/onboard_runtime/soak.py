@@ -202,6 +202,7 @@ def flood(count: int) -> dict[str, Any]:
         config.insert_json5("mode", '"client"')
         config.insert_json5("connect/endpoints", json.dumps([made.address]))
         config.insert_json5("scouting/multicast/enabled", "false")
+        config.insert_json5("transport/shared_memory/enabled", "false")
         before, sent = memory_mb(made.onboard.pid), 0
         with zenoh.open(config) as session:
             for i in track(range(count), "messages"):

@@ -1,16 +1,27 @@
-"""A link that leaves the computer: TLS, and nobody without a certificate of the same authority."""
+"""A link that leaves the computer: TLS, nobody without a certificate of the same authority, and to each their own."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from firsthand_onboard.link import ClientEnd, LinkError, RobotEnd, Security
+from firsthand_onboard.link import ClientEnd, LinkError, Security
+from firsthand_onboard.messages import Message
 from firsthand_onboard.spec import SpecError
 
-from .processes import free_port, wait_for
+from .processes import Process, free_port, wait_for
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_certificates.sh"
+MACHINE = """
+import numpy as np
+from firsthand_onboard.toy import Toy
+class Standing:
+    spec = Toy().spec
+    def read(self): return np.zeros(4)
+    def write(self, command): pass
+    def neutral(self): pass
+"""
 
 
 def make(folder: Path) -> Path:
@@ -18,34 +29,56 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def greet(address: str, security: Security | None) -> None:
-    client = ClientEnd(address, security, run="stranger")
-    client.ask("hello", patience_s=1.0, tries=1)
+def ask(address: str, security: Security | None, kind: str, *, operator: bool, **body: object) -> Message:
+    """One question in a session of its own; `LinkError` where it does not get through."""
+    client = ClientEnd(address, security, run="stranger", operator=operator)
+    try:
+        client.robot = client.ask("hello", patience_s=0.7, tries=1).robot
+        return client.ask(kind, body, patience_s=5.0, tries=1)
+    finally:
+        client.close()
 
 
-def test_only_certificates_of_the_same_authority_get_in(tmp_path):
+def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
     ours, theirs = make(tmp_path / "ours"), make(tmp_path / "theirs")
     assert (ours / "robot.key").stat().st_mode & 0o077 == 0
-    address = f"tls/127.0.0.1:{free_port()}"
-    robot = RobotEnd(address, Security.in_folder(ours, "robot"))
+    machine, address = tmp_path / "standing_machine.py", f"tls/127.0.0.1:{free_port()}"
+    machine.write_text(MACHINE)
+    robot = Process(
+        *("-m", "firsthand_onboard", "serve", "--machine", f"{machine}:Standing", "--watchdog", "5"),
+        *("--listen", address, "--certificates", str(ours), "--priority", "0"),
+    )
+    trainer, operator = (Security.in_folder(ours, who) for who in ("trainer", "operator"))
     try:
-        trainer = ClientEnd(address, Security.in_folder(ours, "trainer"), run="trainer")
-        trainer.send("hello")
-        message = wait_for(robot.receive, "hello over TLS")
-        robot.send("reply", message, {"state": "idle"})
-        answer = wait_for(lambda: trainer.next(0.1), "the answer")
-        assert answer.body == {"state": "idle"}
-        trainer.close()
-        accepted = robot.receiver.counts["accepted"]
+        greeted = wait_for(lambda: answered(address, trainer), "an answer over TLS")
+        assert greeted["state"] == "idle"
+        accepted = greeted["messages"]["accepted"]
         stranger = Security(ours / "ca.pem", theirs / "trainer.pem", theirs / "trainer.key")
-        with pytest.raises(LinkError):
-            greet(address, stranger)
-        with pytest.raises(LinkError):
-            greet(address.replace("tls", "tcp"), None)
-        assert robot.receive() is None
-        assert robot.receiver.counts["accepted"] == accepted
+        for who, where in ((stranger, address), (None, address.replace("tls", "tcp"))):
+            with pytest.raises(LinkError):
+                ask(where, who, "status", operator=False)
+        assert ask(address, trainer, "stop", operator=False).body["fault"] == "the operator stopped it"
+        # The trainer's certificate does not reach the operators' key, and the operator's not the trainers'.
+        for who, key in ((trainer, True), (operator, False)):
+            with pytest.raises(LinkError, match="does not answer"):
+                ask(address, who, "status", operator=key)
+        assert "only the operator" in ask(address, trainer, "acknowledge", operator=False, number=1).body["why"]
+        assert "for trainers" in ask(address, operator, "arm", operator=True).body["why"]
+        command = [sys.executable, "-m", "firsthand_onboard", "acknowledge", address, "--certificates", str(ours)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert "the machine is idle" in done.stdout, done.stderr
+        status = ask(address, trainer, "status", operator=False).body
+        assert status["state"] == "idle"
+        assert status["messages"]["accepted"] == accepted + 10  # hello and question of every session that got in
     finally:
-        robot.close()
+        robot.end()
+
+
+def answered(address: str, security: Security) -> dict | None:
+    try:
+        return dict(ask(address, security, "status", operator=False).body)
+    except LinkError:
+        return None
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firsthand_onboard import messages
-from firsthand_onboard.link import TO_ROBOT_KEY, ClientEnd, SpecError
+from firsthand_onboard.link import TO_ROBOT_KEY, ClientEnd, RobotEnd, SpecError
 from firsthand_onboard.messages import HEAD, TO_ROBOT, Message, MessageError, Receiver, decode, encode
 from firsthand_onboard.runtime import answer_bytes
 from firsthand_onboard.toy import toy_spec
 
-from .processes import begin, rig, wait_for
+from .processes import begin, free_port, rig, wait_for
 
 ROBOT = "robot-identity"
 GOOD = Message(
@@ -157,6 +158,7 @@ def test_a_flood_of_nonsense_changes_nothing_on_a_real_link(tmp_path):
         config.insert_json5("mode", '"client"')
         config.insert_json5("connect/endpoints", json.dumps([made.address]))
         config.insert_json5("scouting/multicast/enabled", "false")
+        config.insert_json5("transport/shared_memory/enabled", "false")
         rng = np.random.default_rng(1)
         with zenoh.open(config) as session:
             for _ in range(500):
@@ -170,6 +172,19 @@ def test_a_flood_of_nonsense_changes_nothing_on_a_real_link(tmp_path):
         begin(client, toy_spec(), "afterwards", np.zeros((1, 2), np.float32))
         wait_for(lambda: client.ask("status").body["job"]["ended"] == "done", "a job after the flood")
         client.close()
+
+
+def test_a_long_message_takes_no_memory_that_a_killed_process_would_leave_behind():
+    def shared() -> set[str]:
+        return {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm" in line}
+
+    before, address = shared(), f"tcp/127.0.0.1:{free_port()}"
+    robot, client = RobotEnd(address), ClientEnd(address, run="test")
+    client.send("hello", arrays={"weights": np.zeros(100_000)})
+    assert wait_for(robot.receive, "the message").arrays["weights"].shape == (100_000,)
+    assert shared() <= before
+    client.close()
+    robot.close()
 
 
 def test_what_is_too_long_is_not_even_sent():

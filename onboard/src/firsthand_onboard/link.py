@@ -119,6 +119,8 @@ def _open(mode: str, address: str, security: Security | None) -> zenoh.Session:
         "scouting/multicast/enabled": False,
         "scouting/gossip/enabled": False,
         "transport/link/rx/max_message_size": HEAD.size + MOST_HEADER + MOST_PAYLOAD + 4096,
+        # With it, each session that sends something long takes 16 MB of locked memory, and a killed one leaves them.
+        "transport/shared_memory/enabled": False,
     }
     if mode == "client":
         settings["listen/endpoints"] = []
@@ -270,7 +272,10 @@ class ClientEnd:
 
     def hello(self) -> Message:
         """Open a session with the robot's program; its answer says what it is."""
-        answer = self.ask("hello", patience_s=1.0)
+        try:
+            answer = self.ask("hello", patience_s=1.0)
+        except LinkError as error:
+            raise LinkError(f"{error}{', or not to this certificate' * self.address.startswith('tls/')}") from None
         self.robot = answer.robot
         return answer
 

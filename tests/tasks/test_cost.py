@@ -26,11 +26,11 @@ def test_the_cost_worked_by_hand(toy_spec):
     ("position", "inside"),
     [
         (2.4, 0.0),  # the range is 6, the margin 0.6: it begins at 2.4
-        (2.7, 0.25),
+        (2.7, 0.5),
         (3.0, 1.0),
-        (3.3, 2.25),
+        (3.3, 1.5),
         (-2.4, 0.0),
-        (-2.7, 0.25),
+        (-2.7, 0.5),
         (-3.0, 1.0),
     ],
 )
@@ -38,7 +38,7 @@ def test_the_limit_term_rises_from_the_margin_to_its_weight_at_the_limit(toy_spe
     cost = TrackingCost(toy_spec, length_scale=1.0, change_weight=0.0, limit_weight=0.2, limit_margin=0.1)
     state = jnp.asarray([position, 0.0, 0, 0, 0, 0, 0, 0])
     found = cost(state, jnp.asarray([0.0, 0.0]), jnp.asarray([position, 0.0]))
-    assert float(found) == pytest.approx(0.2 * inside, rel=1e-4, abs=1e-9)
+    assert float(found) == pytest.approx(0.2 * inside**4, rel=1e-4, abs=1e-9)
 
 
 def test_following_exactly_without_moving_the_command_costs_nothing(toy_spec):
@@ -59,6 +59,7 @@ def test_following_exactly_without_moving_the_command_costs_nothing(toy_spec):
         ("change_weight", -0.1),
         ("change_weight", float("inf")),
         ("limit_weight", -1.0),
+        ("limit_power", 1),
         ("limit_margin", 0.0),
         ("limit_margin", 0.5),
     ],

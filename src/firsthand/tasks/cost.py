@@ -16,7 +16,7 @@ from ..errors import UserError
 
 @dataclass(frozen=True)
 class TrackingCost:
-    """c(x, u, r) = |p(x) − r|²/L² + w_Δ |u − u₋₁|² + w_lim Σ_j (how far joint j is inside its soft margin)².
+    """c(x, u, r) = |p(x) − r|²/L² + w_Δ |u − u₋₁|² + w_lim Σ_j (how far joint j is inside its soft margin)⁴.
 
     p is the tracked output and L the task's length scale. The last two terms are our deviation from the paper: without
     the first of them the policy chatters and the model's error grows on the chatter; without the second a redundant
@@ -31,6 +31,8 @@ class TrackingCost:
     """w_Δ: weight of the squared change of command (commands scaled to [-1, 1])."""
     limit_weight: float = 0.1
     """w_lim: weight of the joint-limit term."""
+    limit_power: int = 4
+    """The power of the joint-limit term: the higher, the later it is felt, and the less it takes from tracking."""
     limit_margin: float = 0.2
     """The soft margin, as a share of each joint's range: the term is zero inside and w_lim at the limit itself."""
 
@@ -41,6 +43,8 @@ class TrackingCost:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise UserError(f"{name} is {value}, but must be zero or a positive number.")
+        if not (isinstance(self.limit_power, int) and self.limit_power >= 2):
+            raise UserError(f"limit_power is {self.limit_power}, but must be a whole number of at least 2.")
         if not 0 < self.limit_margin < 0.5:
             raise UserError(f"limit_margin is {self.limit_margin}, but must lie between 0 and 0.5.")
 
@@ -63,5 +67,5 @@ class TrackingCost:
         return (
             jnp.sum(error**2)
             + self.change_weight * jnp.sum(change**2)
-            + self.limit_weight * jnp.sum((inside / margin) ** 2)
+            + self.limit_weight * jnp.sum((inside / margin) ** self.limit_power)
         )

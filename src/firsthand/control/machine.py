@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import queue
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from ..errors import UserError
 CERTIFICATES = "FIRSTHAND_CERTIFICATES"
 """Environment variable with the folder of certificates, for tls addresses."""
 PATIENCE_S = 1.0
+WATCH_S, AWAY_S = 1.0, 5.0
+"""How often a machine is asked how it is, when it answers and when it does not."""
 STAND_S = 5.0
 """How long a machine that was told to stop may take to stand."""
 
@@ -90,3 +94,51 @@ class Operator:
     @staticmethod
     def _state(message: Any) -> dict[str, Any]:
         return {name: message.body[name] for name in ("state", "fault", "fault_number")} | {"reachable": True}
+
+
+class Watch:
+    """A thread that owns the operator's link to a machine: looks at it, and does what others ask."""
+
+    def __init__(self, address: str) -> None:
+        self.operator = Operator(address)
+        self.seen: dict[str, Any] | None = None
+        """What the machine said last."""
+        self._asked: queue.Queue[tuple[str, Any, queue.Queue] | None] = queue.Queue()
+
+    def start(self) -> None:
+        """Begin to look."""
+        threading.Thread(target=self._run, name="machine", daemon=True).start()
+
+    def close(self) -> None:
+        """Leave the machine alone."""
+        self._asked.put(None)
+
+    def ask(self, kind: str, number: Any = None) -> str:
+        """Stop or acknowledge, from another thread; what to tell the person."""
+        answer: queue.Queue = queue.Queue()
+        self._asked.put((kind, number, answer))
+        try:
+            result = answer.get(timeout=15.0)
+        except queue.Empty:
+            raise UserError("the machine does not answer.") from None
+        if isinstance(result, UserError):
+            raise result
+        return str(result)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                here = self.seen is None or self.seen["reachable"]
+                asked = self._asked.get(timeout=WATCH_S if here else AWAY_S)
+            except queue.Empty:
+                self.seen = self.operator.look()
+                continue
+            if asked is None:
+                self.operator.close()
+                return
+            kind, number, answer = asked
+            try:
+                answer.put(self.operator.stop() if kind == "stop" else self.operator.acknowledge(int(number)))
+            except UserError as error:
+                answer.put(error)
+            self.seen = self.operator.look()

@@ -22,7 +22,7 @@ from firsthand_onboard.spec import SpecError
 
 from ..control import files
 from ..control.files import Event, Status
-from ..control.machine import address_of
+from ..control.machine import Watch, address_of
 from ..drawing import body_points, path_points, plane_of
 from ..errors import UserError
 from ..runs import RunFolder, atomic
@@ -130,10 +130,13 @@ class RunFollower:
         """Lines of metrics.jsonl that are none."""
         self.version = 0
         """Counts up when there is something new to draw."""
+        self.watch: Watch | None = None
+        """Looks at the machine while there is no trainer that does."""
         self._offset, self._inode = 0, -1
         self._events_size = -1
         self._beat: tuple[str, int] | None = None
         self._heard = -math.inf
+        self._settled = False
 
     # What the page asks.
 
@@ -153,6 +156,13 @@ class RunFollower:
         """Whether a trainer is at work: its status changes."""
         heard = time.monotonic() - self._heard < SILENT_S
         return self.status is not None and not self.status.ended and heard
+
+    @property
+    def machine(self) -> Mapping[str, Any] | None:
+        """How the machine is: from its trainer, or, where there is none, asked from here; None for other robots."""
+        if self.alive and self.status is not None:
+            return self.status.machine
+        return None if self.watch is None else self.watch.seen
 
     def column(self, name: str) -> np.ndarray:
         """One field of all episodes; NaN where it is not known."""
@@ -188,6 +198,7 @@ class RunFollower:
             self._read_events()
             self.kept = _numbers(self.path / "kept")
             self._read_status()
+            self._watch_machine()
             problem = ""
         except UserError as error:
             problem = str(error)
@@ -264,6 +275,16 @@ class RunFollower:
         if self._beat is not None and beat != self._beat:
             self._heard = time.monotonic()
         self._beat, self.status = beat, status
+
+    def _watch_machine(self) -> None:
+        address = None if self.about is None else self.about.address
+        if self.watch is None and address is not None and not self.alive and self._settled:
+            self.watch = Watch(address)
+            self.watch.start()
+        elif self.watch is not None and self.alive:
+            self.watch.close()
+            self.watch = None
+        self._settled = True
 
     def _stamp(self, episode: int) -> int:
         """Tells a file from another one of the same name, after a resume."""

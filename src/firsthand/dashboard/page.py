@@ -13,7 +13,6 @@ from nicegui import ui
 from nicegui.element import Element
 
 from ..control.files import MOST_TEXT, Request, Status, send
-from ..control.machine import Operator
 from ..errors import UserError
 from ..units import UNKNOWN, duration
 from . import charts
@@ -239,9 +238,9 @@ class View:
         self.pause.set_text("Resume" if paused else "Pause")
         busy = alive and status is not None and status.state != "stopping"
         self.pause.set_enabled(busy)
-        machine = about is not None and about.address is not None
-        self.stop.set_enabled(busy or machine)
-        self.stop.set_text("Stop the machine" if machine else "Stop")
+        machine = run.machine
+        self.stop.set_enabled(busy or (machine is not None and machine["reachable"]))
+        self.stop.set_text("Stop the machine" if about is not None and about.address is not None else "Stop")
         for button in (self.payload_button, self.return_button, self.checkpoint):
             button.set_enabled(busy)
         waits = f"waits for the end of the episode: {', '.join(status.pending)}" if status and status.pending else ""
@@ -292,8 +291,9 @@ class View:
         self.question.set_visibility(question is not None)
         if question is not None:
             self.question_text.set_text(f"The next policy: {question['text']}. Shall it run?")
-        machine = status.machine if status is not None and run.alive else None
-        faulty = machine is not None and (machine["state"] == "fault" or not machine["reachable"])
+        machine = run.machine
+        away = machine is not None and not machine["reachable"]
+        faulty = machine is not None and (machine["state"] == "fault" or (away and run.alive))
         self.fault.set_visibility(faulty)
         if faulty and machine is not None:
             self.fault_text.set_text(f"The machine stands: {machine['fault']}")
@@ -422,17 +422,13 @@ class View:
 
     async def press_stop(self) -> None:
         """Stop the trainer and its machine; a machine without a trainer is told directly."""
-        run = self.run
-        if run.alive:
-            await self.ask("stop")
-        elif run.about is not None and run.about.address is not None:
-            await self.tell_machine(run.about.address, None)
+        await self.ask("stop")
 
     async def press_acknowledge(self) -> None:
         """The fault that is shown, and no other."""
-        status = self.run.status
-        if status is not None and status.machine is not None:
-            await self.ask("acknowledge", int(status.machine["fault_number"]))
+        machine = self.run.machine
+        if machine is not None:
+            await self.ask("acknowledge", int(machine["fault_number"]))
 
     async def decide(self, kind: str) -> None:
         """Approve or reject what is shown."""
@@ -460,7 +456,13 @@ class View:
         """Send a request to the run's trainer."""
         run = self.run
         if run.status is None or not run.alive:
-            ui.notify("Nobody is training this run now.", type="warning")
+            if run.watch is None or kind not in ("stop", "acknowledge"):
+                ui.notify("Nobody is training this run now.", type="warning")
+                return
+            try:
+                ui.notify(await background.io_bound(run.watch.ask, kind, value), type="positive")
+            except UserError as error:
+                ui.notify(str(error), type="negative")
             return
         try:
             name = await background.io_bound(send, run.path, Request(kind, run.status.session, value))
@@ -468,18 +470,3 @@ class View:
             ui.notify(str(error), type="negative")
         else:
             self.asked[str(name)] = time.monotonic()
-
-    async def tell_machine(self, address: str, fault: int | None) -> None:
-        """Stop a machine whose trainer is gone."""
-
-        def tell() -> str:
-            operator = Operator(address)
-            try:
-                return operator.stop() if fault is None else operator.acknowledge(fault)
-            finally:
-                operator.close()
-
-        try:
-            ui.notify(await background.io_bound(tell), type="positive")
-        except UserError as error:
-            ui.notify(str(error), type="negative")

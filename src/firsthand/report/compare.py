@@ -23,6 +23,10 @@ MOST = 12
 """More runs cannot be told apart in one figure."""
 
 
+LONGEST = 20
+"""Characters of a run's name above a panel."""
+
+
 @dataclass(frozen=True)
 class Compared:
     """One of the runs."""
@@ -84,13 +88,17 @@ def _figures(runs: Sequence[Compared], unit: Unit) -> dict[str, Figure]:
         spec = evaluated[0][0].restored.task.spec
         rows = [
             [
-                PathPanel.of(f"{run.name}: {reference.name}", spec, record)
+                PathPanel.of(f"{_short(run.name)}: {reference.name}", spec, record)
                 for reference, record in zip(result.references, result.records, strict=True)
             ]
             for run, result in evaluated
         ]
         made["shapes"] = figures.path_grid(rows, PathAxes.of(spec, unit), unit=unit)
     return made
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
 
 
 def _svg(figure: Figure) -> bytes:
@@ -144,7 +152,7 @@ def _cells(run: Compared, unit: Unit) -> tuple[str, ...]:
         config.preset,
         str(config.seed),
         str(len(history)),
-        duration(time) if np.isfinite(time) else UNKNOWN,
+        duration(time).replace(" ", "\u00a0") if np.isfinite(time) else UNKNOWN,
         unit.text(history.recent("tracking_error_m")),
         UNKNOWN if best is None else unit.text(float(error[best])),
         UNKNOWN if best is None else f"{history.column('episode')[best]:.0f}",

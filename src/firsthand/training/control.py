@@ -8,7 +8,6 @@ speaks to the machine, if there is one, as its operator.
 import contextlib
 import dataclasses
 import os
-import queue
 import secrets
 import socket
 import threading
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 
 from ..control import files
 from ..control.files import Event, Request, Status
-from ..control.machine import Operator
+from ..control.machine import Watch
 from ..errors import UserError
 from ..robots import SimulatedRobot
 from ..runs import atomic
@@ -35,8 +34,6 @@ EVERY_S = 0.2
 """How often requests are looked for."""
 BEAT_S = 0.5
 """How often the trainer says that it lives."""
-WATCH_S = 1.0
-"""How often the machine is asked how it is."""
 TIMED = 10
 """The time left follows from so many of the newest episodes."""
 KEPT = "kept"
@@ -48,7 +45,7 @@ class Control(Callback):
 
     def __init__(self, run: Path, machine: str | None = None) -> None:
         self.run, self.session = Path(run), secrets.token_hex(8)
-        self._machine = None if machine is None else _Watch(machine)
+        self._machine = None if machine is None else Watch(machine)
         self._changed = threading.Condition()
         self._trainer: Any = None
         self._paused = self._holding = self._stop_now = False
@@ -373,50 +370,3 @@ class _Serving:
             self.control.end("failed", f"{type(error).__name__}" if not str(error) else str(error))
         else:
             self.control.end("stopped" if self.trainer.stop_requested else "finished")
-
-
-class _Watch:
-    """A thread that owns the operator's link to a machine."""
-
-    def __init__(self, address: str) -> None:
-        self.operator = Operator(address)
-        self.seen: dict[str, Any] | None = None
-        """What the machine said last."""
-        self._asked: queue.Queue[tuple[str, Any, queue.Queue] | None] = queue.Queue()
-
-    def start(self) -> None:
-        """Begin to look."""
-        threading.Thread(target=self._run, name="machine", daemon=True).start()
-
-    def close(self) -> None:
-        """Leave the machine alone."""
-        self._asked.put(None)
-
-    def ask(self, kind: str, number: Any = None) -> str:
-        """Stop or acknowledge, from another thread; what to tell the person."""
-        answer: queue.Queue = queue.Queue()
-        self._asked.put((kind, number, answer))
-        try:
-            result = answer.get(timeout=15.0)
-        except queue.Empty:
-            raise UserError("the machine does not answer.") from None
-        if isinstance(result, UserError):
-            raise result
-        return str(result)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                asked = self._asked.get(timeout=WATCH_S)
-            except queue.Empty:
-                self.seen = self.operator.look()
-                continue
-            if asked is None:
-                self.operator.close()
-                return
-            kind, number, answer = asked
-            try:
-                answer.put(self.operator.stop() if kind == "stop" else self.operator.acknowledge(int(number)))
-            except UserError as error:
-                answer.put(error)
-            self.seen = self.operator.look()

@@ -1,10 +1,14 @@
 """The ROS 2 bridge against real rclpy, in real processes; skipped where there is no ROS 2."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +16,8 @@ import pytest
 from firsthand_onboard import SpecError
 from firsthand_onboard.ros2 import sources
 from firsthand_onboard.toy import toy_spec
+
+from .processes import connect, free_port, random_policy, send_policy, wait_for
 
 PYTHON = os.environ.get("FIRSTHAND_ROS_PYTHON", sys.executable)
 """A Python with rclpy and firsthand-onboard; ROS 2 distributions bring their own."""
@@ -54,6 +60,91 @@ machine.close()
 """
 
 
+NEWEST = """
+import json, sys, threading, time, rclpy
+from sensor_msgs.msg import JointState
+from rclpy.qos import qos_profile_sensor_data
+from firsthand_onboard.ros2 import Ros2Machine
+context = rclpy.Context()
+rclpy.init(context=context)
+node = rclpy.create_node("sensor", context=context)
+out = node.create_publisher(JointState, "/toy/states", qos_profile_sensor_data)
+def publish(value):
+    out.publish(JointState(name=["shoulder", "elbow"], position=[value, value], velocity=[0.0, 0.0]))
+ready = threading.Event()
+def first():
+    while not ready.wait(0.05):
+        publish(-1.0)
+thread = threading.Thread(target=first)
+thread.start()
+machine = Ros2Machine(sys.argv[1], "/toy/states", "/toy/commands", patience_s=60, startup_s=50)
+ready.set()
+thread.join()
+seen = []
+for burst in (4, 40):  # fewer and more than the queue holds
+    for value in range(burst):
+        publish(float(burst + value))
+    time.sleep(1.0)
+    seen.append(machine.read()[0])
+print(json.dumps(seen))
+machine.close()
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ros:
+    """Runs programs that have ROS 2."""
+
+    spec: Path
+    environment: dict[str, str]
+
+    def run(self, code: str) -> list:
+        """What a program prints last."""
+        command = [PYTHON, "-c", code, str(self.spec)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    @contextlib.contextmanager
+    def robot(self) -> Iterator[None]:
+        """A robot that is a ROS node."""
+        with subprocess.Popen([PYTHON, "-c", ROBOT], env=self.environment, stderr=subprocess.DEVNULL) as robot:
+            try:
+                yield
+            finally:
+                robot.kill()
+
+    @contextlib.contextmanager
+    def serve(self, address: str) -> Iterator[None]:
+        """The onboard program, with the bridge as its machine."""
+        options = {"spec": self.spec, "states": "/toy/states", "commands": "/toy/commands", "patience_s": 5}
+        words = [word for name, value in options.items() for word in ("--machine-option", f"{name}={value}")]
+        command = [
+            PYTHON,
+            "-m",
+            "firsthand_onboard",
+            "serve",
+            "--machine",
+            "firsthand_onboard.ros2:Ros2Machine",
+            *words,
+        ]
+        command += ["--listen", address, "--priority", "0", "--watchdog", "5", "--limits", str(self.limits())]
+        with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True) as program:
+            try:
+                assert program.stdout is not None
+                assert "serving toy" in program.stdout.readline()
+                yield
+            finally:
+                program.terminate()
+
+    def limits(self) -> Path:
+        """No fault because this computer is busy."""
+        file = self.spec.with_name("limits.json")
+        file.write_text(json.dumps({"command_age_s": None}))
+        return file
+
+
+@functools.cache
 def missing() -> str:
     """What this Python lacks."""
     code = "import rclpy, sensor_msgs.msg, std_msgs.msg, firsthand_onboard"
@@ -69,29 +160,42 @@ def test_names_of_measured_quantities_name_joints():
         sources(dataclasses.replace(spec, layout=layout))
 
 
-def test_joint_states_and_commands_cross_the_bridge(tmp_path):
+@pytest.fixture
+def ros(tmp_path: Path) -> Ros:
+    """A specification and the surroundings of ROS processes; their domain is their own."""
     why = missing()
     if why:
         pytest.skip(f"no ROS 2 in {PYTHON} ({why}); set FIRSTHAND_ROS_PYTHON to one that has it")
     spec = tmp_path / "spec.json"
     spec.write_text(toy_spec().to_json())
-    environment = {**os.environ, "ROS_DOMAIN_ID": str(20 + os.getpid() % 80)}
-    with subprocess.Popen([PYTHON, "-c", ROBOT], env=environment, stderr=subprocess.DEVNULL) as robot:
-        try:
-            done = subprocess.run(
-                [PYTHON, "-c", DRIVER, str(spec)],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-        finally:
-            robot.kill()
-    assert done.returncode == 0, done.stderr
-    first, moved, stopped = (np.asarray(v) for v in json.loads(done.stdout.strip().splitlines()[-1]))
+    return Ros(spec, {**os.environ, "ROS_DOMAIN_ID": str(20 + os.getpid() % 80)})
+
+
+def test_joint_states_and_commands_cross_the_bridge(ros):
+    with ros.robot():
+        first, moved, stopped = (np.asarray(v) for v in ros.run(DRIVER))
     np.testing.assert_allclose(first, [-0.5, 1.0, 0.0, 0.0])  # the order of the specification, not of the message
     assert moved[0] >= first[0] + 0.2
     assert moved[1] < first[1]
     np.testing.assert_allclose(moved[2:], [0.5, -0.5])
     np.testing.assert_allclose(stopped[2:], 0.0)
+
+
+def test_of_several_waiting_states_the_newest_counts(ros):
+    assert ros.run(NEWEST) == [7.0, 79.0]
+
+
+def test_an_episode_runs_over_the_bridge(ros):
+    spec, address = toy_spec(), f"tcp/127.0.0.1:{free_port()}"
+    with ros.robot(), ros.serve(address):
+        client = connect(address)
+        assert client.ask("arm").kind == "reply"
+        client.keep_lease(0.2)
+        body = {"name": "first", "kind": "visit", "policy": send_policy(client, spec, random_policy(spec))}
+        assert client.ask("job", body, {"goals": np.asarray([[0.2, 0.3]], np.float32)}).kind == "reply"
+        wait_for(lambda: client.ask("status").body["job"]["ended"] == "done", "the end")
+        wait_for(lambda: client.next(0.1) is None and client.others, "the trajectory")
+        arrays = client.others[0].arrays
+        client.close()
+    assert arrays["valid"].all()
+    assert np.ptp(arrays["measured"][:, :2], axis=0).max() > 0.1  # it moved, as its policy wanted

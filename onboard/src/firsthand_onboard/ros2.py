@@ -50,7 +50,6 @@ class Ros2Machine:
     ) -> None:
         try:
             import rclpy  # pyright: ignore[reportMissingImports]
-            from rclpy.executors import SingleThreadedExecutor  # pyright: ignore[reportMissingImports]
             from rclpy.qos import qos_profile_sensor_data  # pyright: ignore[reportMissingImports]
             from sensor_msgs.msg import JointState  # pyright: ignore[reportMissingImports]
             from std_msgs.msg import Float64MultiArray  # pyright: ignore[reportMissingImports]
@@ -68,9 +67,7 @@ class Ros2Machine:
         self._message = Float64MultiArray
         self._node = rclpy.create_node("firsthand_onboard", context=self._context)
         self._publisher = self._node.create_publisher(Float64MultiArray, commands, 1)
-        self._node.create_subscription(JointState, states, self._arrived, qos_profile_sensor_data)
-        self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self._node)
+        self._subscription = self._node.create_subscription(JointState, states, self._arrived, qos_profile_sensor_data)
         self._measured, self._arrived_at = np.full(len(self._sources), math.nan), -math.inf
         self._wait(float(startup_s), states)
 
@@ -79,7 +76,8 @@ class Ros2Machine:
         while self._arrived_at < 0:
             if time.monotonic() > deadline:
                 raise MachineError(f"no JointState arrived on {states} within {seconds:g} s")
-            self._executor.spin_once(timeout_sec=0.05)
+            self._drain()
+            time.sleep(0.01)
 
     def _arrived(self, message: Any) -> None:
         index = {name: i for i, name in enumerate(message.name)}
@@ -98,12 +96,19 @@ class Ros2Machine:
         return self._measured
 
     def _drain(self) -> None:
-        """Take everything that waits, so that the newest is what counts; at most `MOST_WAITING` messages."""
-        for _ in range(MOST_WAITING):
-            before = self._arrived_at
-            self._executor.spin_once(timeout_sec=0)
-            if self._arrived_at == before:
-                break
+        """Take everything that waits, so that the newest is what counts; at most `MOST_WAITING` messages.
+
+        Not with an executor: its `spin_once` may do nothing although messages wait.
+        """
+        subscription, newest = self._subscription, None
+        with subscription.handle:
+            for _ in range(MOST_WAITING):
+                taken = subscription.handle.take_message(subscription.msg_type, subscription.raw)
+                if taken is None:
+                    break
+                newest = taken[0]
+        if newest is not None:
+            self._arrived(newest)
 
     def write(self, command: np.ndarray) -> None:
         """Publish a command."""
@@ -118,6 +123,5 @@ class Ros2Machine:
         """Leave ROS."""
         import rclpy  # pyright: ignore[reportMissingImports]
 
-        self._executor.shutdown()
         self._node.destroy_node()
         rclpy.shutdown(context=self._context)

@@ -184,6 +184,13 @@ class Verdict(Enum):
     NOT_COMPARABLE = "not comparable"
     """This experiment, or this size of it, cannot tell."""
 
+    @staticmethod
+    def of(holds: bool, size: Size) -> "Verdict":
+        """PASS or FAIL; what the tests' size finds says nothing."""
+        if size.name == "tiny":
+            return Verdict.NOT_COMPARABLE
+        return Verdict.PASS if holds else Verdict.FAIL
+
 
 @dataclass(frozen=True)
 class Comparison:

@@ -5,7 +5,16 @@ from importlib import import_module
 from ..errors import UserError, suggest
 from .base import Experiment
 
-EXPERIMENTS: dict[str, str] = {}
+EXPERIMENTS: dict[str, str] = {
+    "convergence": "convergence:Convergence",
+    "evaluation": "evaluation:ShapeEvaluation",
+    "tracking-table": "tracking_table:TrackingTable",
+    "payload": "payload:Payload",
+    "soft-arm": "soft_arm:SoftArm",
+    "freeze-model": "ablations:FreezeModel",
+    "sparse-model-updates": "ablations:SparseModelUpdates",
+    "sensitivity": "sensitivity:Sensitivity",
+}
 """Name to `module:class` in this package, in the order of the paper."""
 
 

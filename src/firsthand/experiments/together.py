@@ -18,7 +18,7 @@ from ..plants.base import AbstractPlant
 from ..robots.base import EpisodeRecord
 from ..robots.simulated import SimulatedRobot, run_trajectories
 from ..tasks import Task
-from ..training.data import as_rollout, at_rest_in, imagined_starts, smooth_excitation
+from ..training.data import as_rollout, at_rest_in, imagined_starts, smooth_excitation, visited_rows
 
 
 class Together:
@@ -26,6 +26,7 @@ class Together:
 
     Seed by seed it computes what `training.Trainer` computes, with the same random numbers; only the order of sums in
     the vectorised calls differs. `plant` and `hyper` may be changed between episodes: a payload, a frozen model.
+    `hyper` may be a pytree with a leading axis (see `sensitivity.Varied`): then every seed has settings of its own.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class Together:
         played = [np.asarray(part, np.float32) for part in played]
         self.records = [EpisodeRecord.complete(*(part[i] for part in played)) for i in range(len(self.seeds))]
         rollout = stacked([as_rollout(task.spec, record) for record in self.records])
-        imagined = [
-            imagined_starts(task, record, hyper.imagined, rng) for record, rng in zip(self.records, rngs, strict=True)
-        ]
         novelty = _novelty(self.state.dynamics, rollout)
         self.buffer = _append(self.buffer, rollout)
+        imagined = []
+        for i, (record, rng) in enumerate(zip(self.records, rngs, strict=True)):
+            rows = visited_rows(int(self.buffer.size[i]), hyper.imagined, rng)
+            visited = np.asarray(self.buffer.states[i, rows])
+            imagined.append(imagined_starts(task, record, hyper.imagined, rng, visited))
         self.state, model_loss, report = _updates(
             self.state,
             self.buffer,
@@ -112,6 +115,10 @@ class Together:
     def evaluate(self, speed: float | None = None) -> list[TrackingMetrics]:
         """For every seed, the metrics of its newest policy over all evaluation references together."""
         return [tracking_metrics(self.task.spec, records) for records in self.follow(speed)]
+
+    def remember(self, records: Sequence[EpisodeRecord]) -> None:
+        """Put an episode of every seed into the buffers again, as after `restore` without them."""
+        self.buffer = _append(self.buffer, stacked([as_rollout(self.task.spec, record) for record in records]))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the next episode depends on, as a pytree (for `runs.pytrees.to_arrays`)."""
@@ -177,11 +184,11 @@ def _append(buffer: Buffer, rollout: Rollout) -> Buffer:
 
 @eqx.filter_jit
 def _updates(state, buffer, cost, rollout, imagined, hyper, learn_model: bool):
-    def one(state, buffer, rollout, imagined):
+    def one(state, buffer, rollout, imagined, hyper):
         model = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True))
         if learn_model:
             state, model = update_model(state, buffer, rollout, hyper)
         state, report = update_policy(state, cost, rollout, imagined, model, hyper)
         return state, model.loss, report
 
-    return eqx.filter_vmap(one)(state, buffer, rollout, imagined)
+    return eqx.filter_vmap(one)(state, buffer, rollout, imagined, hyper)

@@ -1,0 +1,186 @@
+"""Figures 12 and 13: what happens when the model stops learning, or learns too rarely."""
+
+import numpy as np
+
+from .base import Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
+from .baseline import EPISODES, baseline, jobs_of, small
+from .curves import Curves, gather
+from .drawing import two_losses
+from .learning import Setup
+
+FREEZE_AFTER = {"full": 100, "quick": 15, "tiny": 4}
+EVERY = 16
+SPARSE_EPISODES = {"full": 1000, "quick": 96, "tiny": 16}
+WORSE = 1.5
+"""So many times the loss of the plain run, or of the moment of freezing, counts as worse."""
+
+
+def _split(results: list[Result]) -> tuple[list[Result], list[Result]]:
+    """The plain runs and the changed ones."""
+
+    def changed(result: Result) -> bool:
+        parameters = result.job.parameters
+        return parameters["model_until"] is not None or parameters["model_every"] > 1
+
+    return [r for r in results if not changed(r)], [r for r in results if changed(r)]
+
+
+def _table(plain: tuple[Curves, Curves], changed: tuple[Curves, Curves]) -> dict[str, np.ndarray]:
+    """Mean loss and model error of both, over the longer one's episodes."""
+    episodes = max((plain[0].episodes, changed[0].episodes), key=len)
+
+    def padded(curves: Curves) -> np.ndarray:
+        mean = curves.log_mean()
+        return np.concatenate([mean, np.full(len(episodes) - len(mean), np.nan)])
+
+    return {
+        "episode": episodes,
+        "controller_loss": padded(plain[0]),
+        "model_error": padded(plain[1]),
+        "controller_loss_changed": padded(changed[0]),
+        "model_error_changed": padded(changed[1]),
+    }
+
+
+class FreezeModel(Experiment):
+    """The model stops learning after episode 100; the policy goes on."""
+
+    name = "freeze-model"
+    shows = "a model that stops learning spoils the policy"
+    figure = "figure 12"
+    cost = Cost(full_min=18, quick_s=100)
+    seeds = Seeds(full=4, quick=2, tiny=2)
+
+    def jobs(self, size: Size) -> list[Job]:
+        """The plain run, and the frozen one."""
+        setup = Setup(episodes=EPISODES[size.name], model_until=FREEZE_AFTER[size.name], **small(size))
+        return [*baseline(size), *jobs_of(setup, "excavator-frozen", size.seeds, weight=0.15)]
+
+    def conclude(self, size: Size, results: list[Result]) -> Finding:
+        """Losses at the freeze and at the end, beside the plain run's."""
+        plain, frozen = _split(results)
+        loss, model = gather(plain, "controller_loss"), gather(plain, "prediction_error")
+        stopped, blind = gather(frozen, "controller_loss"), gather(frozen, "prediction_error")
+        at, last = FREEZE_AFTER[size.name], EPISODES[size.name]
+        grown = stopped.around(last) / stopped.around(at)
+        against = stopped.around(last) / loss.around(last)
+        blinder = blind.around(last) / blind.around(at)
+        verdict = Verdict.of(grown > WORSE and against > WORSE, size)
+        rows = (
+            Comparison(f"controller loss when frozen, episode {at} (m²)", f"{stopped.around(at):.1e}", "3e-02"),
+            Comparison(f"controller loss at episode {last} (m²)", f"{stopped.around(last):.1e}", "2e-01"),
+            Comparison("growth of the controller loss since then", f"× {grown:.1f}", "× 7", verdict),
+            Comparison("growth of the model's error since then", f"× {blinder:.1f}", "× 6"),
+            Comparison(f"loss at episode {last} against the plain run", f"× {against:.1f}", "× 100"),
+        )
+        return Finding(
+            verdict,
+            _freeze_text(at, last, grown, against, blinder, loss.values.shape[0], verdict),
+            rows,
+            figures={
+                "freeze-model": two_losses(
+                    [
+                        ("controller loss (m²)", [("model goes on learning", loss), ("model frozen", stopped)]),
+                        ("model error, newest episode", [("", model), ("", blind)]),
+                    ],
+                    at=[(at, "model frozen")],
+                )[0]
+            },
+            tables={"freeze-model": _table((loss, model), (stopped, blind))},
+            numbers={"growth": grown, "against_plain": against, "model_growth": blinder},
+        )
+
+
+def _freeze_text(at: int, last: int, grown: float, against: float, blinder: float, seeds: int, verdict: Verdict) -> str:
+    claim = {
+        Verdict.PASS: "As in the paper, a policy that follows a model that no longer learns gets worse.",
+        Verdict.FAIL: (
+            "The slow decline that the paper shows does not appear here to that extent: at the moment of "
+            "freezing our "
+            "model has already seen what the policy needs, and the policy stays near the data it knows."
+        ),
+    }.get(verdict, "This size is too small to tell.")
+    return (
+        f"The model learned until episode {at} and was then left as it was, while the policy went on to episode "
+        f"{last} "
+        f"({seeds} seeds each). From there to the end the controller loss changed by a factor of {grown:.1f} "
+        "and the model's "
+        f"error on new episodes by {blinder:.1f}; at the end the loss is {against:.1f} times that of the plain "
+        f"run. {claim}"
+    )
+
+
+class SparseModelUpdates(Experiment):
+    """The model learns in every sixteenth episode only."""
+
+    name = "sparse-model-updates"
+    shows = "a model that learns every 16th episode makes learning unstable"
+    figure = "figure 13"
+    cost = Cost(full_min=24, quick_s=100)
+    seeds = Seeds(full=4, quick=2, tiny=2)
+
+    def jobs(self, size: Size) -> list[Job]:
+        """The plain run, and one with rare model updates."""
+        setup = Setup(episodes=SPARSE_EPISODES[size.name], model_every=EVERY, **small(size))
+        return [*baseline(size), *jobs_of(setup, "excavator-sparse", size.seeds, weight=0.12)]
+
+    def conclude(self, size: Size, results: list[Result]) -> Finding:
+        """Level and swing of the losses, and whether they cycle with the updates."""
+        plain, sparse = _split(results)
+        loss, model = gather(plain, "controller_loss"), gather(plain, "prediction_error")
+        rare, blind = gather(sparse, "controller_loss"), gather(sparse, "prediction_error")
+        plain_last, last = EPISODES[size.name], SPARSE_EPISODES[size.name]
+        late = rare.values[:, last // 2 :]
+        low, high = (float(v) for v in np.exp(np.nanquantile(np.log(late), [0.05, 0.95])))
+        plain_late = loss.values[:, plain_last // 2 :]
+        plain_low, plain_high = (float(v) for v in np.exp(np.nanquantile(np.log(plain_late), [0.05, 0.95])))
+        swing, plain_swing = high / low, plain_high / plain_low
+        model_ratio = blind.around(last, last // 2) / model.around(plain_last, plain_last // 2)
+        unstable = swing > 2 * plain_swing and high > 2 * plain_high
+        verdict = Verdict.of(unstable and model_ratio > WORSE, size)
+        rows = (
+            Comparison("controller loss in the second half (m²)", f"{low:.1e} to {high:.1e}", "5e-03 to 1", verdict),
+            Comparison("the same of the plain run (m²)", f"{plain_low:.1e} to {plain_high:.1e}", "2e-03"),
+            Comparison("swing, and that of the plain run", f"× {swing:.0f} and × {plain_swing:.0f}", "× 200"),
+            Comparison("model's error on new episodes against the plain run", f"× {model_ratio:.1f}", "stays high"),
+        )
+        return Finding(
+            verdict,
+            _sparse_text(last, low, high, swing, plain_swing, model_ratio, rare.values.shape[0], verdict),
+            rows,
+            figures={
+                "sparse-model-updates": two_losses(
+                    [
+                        ("controller loss (m²)", [("every episode", loss), (f"every {EVERY}th episode", rare)]),
+                        ("model error, newest episode", [("", model), ("", blind)]),
+                    ]
+                )[0]
+            },
+            tables={"sparse-model-updates": _table((loss, model), (rare, blind))},
+            numbers={"low": low, "high": high, "swing": swing, "plain_swing": plain_swing, "model_ratio": model_ratio},
+        )
+
+
+def _sparse_text(
+    last: int,
+    low: float,
+    high: float,
+    swing: float,
+    plain_swing: float,
+    model_ratio: float,
+    seeds: int,
+    verdict: Verdict,
+) -> str:
+    claim = {
+        Verdict.PASS: "As in the paper, learning becomes unstable when the model is updated too rarely.",
+        Verdict.FAIL: "The paper's instability does not appear here to that extent.",
+    }.get(verdict, "This size is too small to tell.")
+    return (
+        f"The model learned in every {EVERY}th of {last} episodes only ({seeds} seeds); the policy stepped in "
+        "every one. In "
+        f"the second half the controller loss lies between {low:.1e} and {high:.1e} m² (5 % to 95 %), a swing "
+        "by a factor "
+        f"of {swing:.0f} against {plain_swing:.0f} when the model learns in every episode, and the model's "
+        "error on new "
+        f"episodes is {model_ratio:.1f} times as large. {claim}"
+    )

@@ -1,0 +1,52 @@
+"""The run that several experiments look at: the paper's algorithm on the simulated excavator, several seeds.
+
+Experiments that ask for it with the same size share one and the same job; it is run once.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from .base import Job, Size
+from .learning import Setup
+
+MARKS = {"full": (1, 100, 200, 400), "quick": (1, 15, 30, 60), "tiny": (1, 2, 3, 4)}
+"""Episodes at which the evaluation shapes are run: figure 4's, and the like of them in shorter runs."""
+EPISODES = {"full": 400, "quick": 60, "tiny": 16}
+SPEEDS = (0.25, 0.5, 0.75, 1.0, 1.293)
+"""Cruising speeds of table 1 (m/s), up to the paper's highest."""
+TINY_TASK: dict[str, Any] = {"trajectories": 2, "steps": 20, "hidden": [8, 8]}
+TINY_HYPER: dict[str, Any] = {"model_hidden": [8, 8], "model_steps": 10, "model_batch": 16, "cg_iterations": 3}
+"""For the tests: nothing is learned, but everything is run."""
+MOST_TOGETHER = 4
+"""Seeds in one job, at most."""
+
+
+def small(size: Size) -> dict[str, Any]:
+    """What the tests' size changes in any set-up."""
+    return size.pick(full={}, quick={}, tiny={"task": TINY_TASK, "hyper": TINY_HYPER})
+
+
+def groups(seeds: int) -> list[tuple[int, ...]]:
+    """Seeds in groups that learn side by side: at least two groups, so that two cores have work, of equal size."""
+    each = min(math.ceil(seeds / 2), MOST_TOGETHER)
+    return [tuple(range(first, min(first + each, seeds))) for first in range(0, seeds, each)]
+
+
+def jobs_of(setup: Setup, name: str, seeds: int, weight: float = 0.4) -> list[Job]:
+    """One job per group of seeds."""
+    return [
+        dataclasses.replace(setup, seeds=group).job(f"{name}-seeds-{group[0]}-{group[-1]}", weight)
+        for group in groups(seeds)
+    ]
+
+
+def baseline(size: Size) -> list[Job]:
+    """The jobs of the plain run."""
+    setup = Setup(
+        episodes=EPISODES[size.name],
+        marks=MARKS[size.name],
+        speeds=size.pick(full=SPEEDS, quick=SPEEDS, tiny=SPEEDS[1:2]),
+        **small(size),
+    )
+    return jobs_of(setup, "excavator-paper", size.seeds)

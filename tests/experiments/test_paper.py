@@ -1,0 +1,141 @@
+"""Every experiment in its smallest form, in one process, so that what is compiled serves all of them."""
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from firsthand.experiments import Finding, Job, Size, Verdict, files, learning, worker
+from firsthand.experiments.curves import Curves, power_law
+from firsthand.experiments.payload import schedule
+from firsthand.experiments.registry import EXPERIMENTS, find
+from firsthand.experiments.study import Study
+from firsthand.plants.excavator import PAYLOADS
+
+OURS = (
+    "convergence",
+    "evaluation",
+    "tracking-table",
+    "payload",
+    "soft-arm",
+    "freeze-model",
+    "sparse-model-updates",
+    "sensitivity",
+)
+
+
+@pytest.fixture(scope="module")
+def concluded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Study, Finding]]:
+    """`concluded(name)`: the tiny form of an experiment; jobs that others have done are taken from them."""
+    folder = tmp_path_factory.mktemp("experiments")
+
+    def run(name: str) -> tuple[Study, Finding]:
+        experiment = find(name)
+        with Study(folder / name, experiment, Size("tiny", experiment.seeds.tiny)) as study:
+            for job in study.jobs:
+                if not study.finished(job) and not study.borrow(job, study.neighbours()):
+                    worker.perform(study.prepare(job), lambda done, note="": None)
+            return study, study.conclude()
+
+    return run
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_experiment_leaves_data_figures_and_a_finding(name: str, concluded: Any) -> None:
+    study, finding = concluded(name)
+    assert finding.verdict is Verdict.NOT_COMPARABLE  # nothing can be learned at this size
+    data = json.loads((study.path / "finding.json").read_text())
+    assert data["experiment"] == name
+    assert len(data["rows"]) == len(finding.rows) >= 3
+    text = (study.path / "finding.md").read_text()
+    assert text.startswith(f"# {name}: not comparable")
+    assert finding.text in text
+    assert finding.figures
+    for figure in finding.figures:
+        assert (study.path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+        assert b"<svg" in (study.path / f"{figure}.svg").read_bytes()[:1000]
+    for table in finding.tables:
+        assert files.read_csv(study.path / f"{table}.csv")
+    assert not list(study.path.rglob("*.pkl"))
+
+
+def test_every_experiment_is_in_the_list() -> None:
+    for name in EXPERIMENTS:
+        experiment = find(name)
+        assert experiment.name == name
+        for size in ("full", "quick", "tiny"):
+            jobs = experiment.jobs(Size(size, experiment.seeds.of(size)))
+            assert jobs
+            assert len({job.id for job in jobs}) == len(jobs)
+            assert [Job(**json.loads(json.dumps(job.as_dict()))).id for job in jobs] == [job.id for job in jobs]
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_learning_job_that_was_killed_continues_with_the_same_data(concluded: Any, tmp_path: Path) -> None:
+    """Stopped after its checkpoint and in the middle of the episodes that follow it."""
+    study, _ = concluded("payload")
+    job = study.jobs[0]
+    files.write_json(tmp_path / worker.JOB, job.as_dict())
+    reports = []
+
+    def report(done: int, note: str = "") -> None:
+        reports.append(done)
+        if len(reports) == 13:
+            raise Killed
+
+    with pytest.raises(Killed):
+        worker.perform(tmp_path, report)
+    assert reports[-1] == learning.CHECKPOINT_EVERY < job.steps
+    again: list[int] = []
+    worker.perform(tmp_path, lambda done, note="": again.append(done))
+    assert len(again) == job.steps - learning.CHECKPOINT_EVERY + 1, "episodes before the checkpoint are not repeated"
+    for name in (learning.CURVES, "records"):
+        for path in [study.folder(job) / name] if name.endswith(".csv") else (study.folder(job) / name).iterdir():
+            ours = tmp_path / path.relative_to(study.folder(job))
+            assert ours.read_bytes() == path.read_bytes(), path.name
+
+
+def power_law_with(burn_in: int, plateau: int, exponent: float, noise: float) -> Curves:
+    """ℓ = 1 until `burn_in`, then a power law, then constant; eight seeds with log-normal noise."""
+    episodes = np.arange(1, 401)
+    shape = np.clip(episodes, burn_in, plateau) / burn_in
+    rng = np.random.default_rng(3)
+    return Curves(episodes, shape**-exponent * np.exp(noise * rng.standard_normal((8, 400))))
+
+
+@pytest.mark.parametrize(("burn_in", "plateau", "exponent"), [(10, 200, 4.0), (3, 40, 2.0), (20, 120, 3.0)])
+def test_the_power_law_is_found_where_it_is(burn_in: int, plateau: int, exponent: float) -> None:
+    law = power_law(power_law_with(burn_in, plateau, exponent, 0.3))
+    assert law.exponent == pytest.approx(exponent, rel=0.08)
+    assert law.low <= exponent <= law.high or law.exponent == pytest.approx(exponent, rel=0.04)
+    assert law.burn_in == pytest.approx(burn_in, rel=0.35)
+    assert law.plateau == pytest.approx(plateau, rel=0.25)
+    assert law.explained > 0.9
+
+
+def test_no_power_law_is_found_where_there_is_none() -> None:
+    rising = Curves(np.arange(1, 101), np.exp(np.arange(1, 101) / 30.0)[None].repeat(3, axis=0))
+    assert not np.isfinite(power_law(rising).exponent)
+
+
+def test_the_mean_over_seeds_is_taken_on_a_log_scale() -> None:
+    curves = Curves(np.asarray([1, 2]), np.asarray([[1.0, 4.0], [100.0, np.nan]]))
+    np.testing.assert_allclose(curves.log_mean(), [10.0, 4.0])
+    np.testing.assert_allclose(curves.log_band(), [[1.0, 4.0], [100.0, 4.0]])
+
+
+def test_payloads_are_switched_every_five_to_ten_episodes() -> None:
+    switches = schedule(180, 20)
+    starts = [episode for episode, _ in switches]
+    assert starts[:2] == [1, 20]
+    assert all(5 <= later - earlier <= 10 for earlier, later in pairwise(starts[1:]))
+    kilograms = [kg for _, kg in switches]
+    assert set(kilograms) == set(PAYLOADS.values())
+    assert all(a != b for a, b in pairwise(kilograms))

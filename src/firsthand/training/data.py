@@ -106,27 +106,41 @@ def remembered(doubtful: np.ndarray, memory: int) -> np.ndarray:
     return marked
 
 
-def imagined_starts(task: Task, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:
-    """Fresh references for imagined trajectories.
+def imagined_starts(
+    task: Task, record: EpisodeRecord, count: int, rng: np.random.Generator, visited: np.ndarray | None = None
+) -> Imagined | None:
+    """Fresh references for imagined trajectories, and where they start. In turn:
 
-    Half of them start in states in which this episode's trajectories started. The others start at rest in
-    configurations drawn like goals (where goals are configurations): a redundant robot would otherwise only ever learn
-    about the postures it happens to be in.
+    - where a trajectory of this episode started;
+    - at rest in a configuration drawn like a goal (where goals are configurations): a redundant robot would otherwise
+      only ever learn about the postures it happens to be in;
+    - in one of the `visited` states, in mid-motion, with a new reference from there: a policy that follows well rarely
+      errs, and would otherwise never learn to catch a swing.
     """
     spec = task.spec
     usable = np.flatnonzero(plausible(spec, record.starts))
     if count == 0 or usable.size == 0:
         return None
-    starts = record.starts[rng.choice(usable, count)]
-    previews = []
-    for i, start in enumerate(starts):
-        measured = measured_part(spec.layout, start)
-        if i % 2 and spec.reference.space == "position":
+    ways = ["start", "rest"] if spec.reference.space == "position" else ["start"]
+    seen = np.empty((0, spec.layout.size)) if visited is None else visited[plausible(spec, visited)]
+    ways += ["visited"] if len(seen) else []
+    starts, previews = record.starts[rng.choice(usable, count)], []
+    for i in range(count):
+        way = ways[i % len(ways)]
+        if way == "visited":
+            starts[i] = seen[rng.integers(len(seen))]
+        measured = measured_part(spec.layout, starts[i])
+        if way == "rest":
             measured = at_rest_in(spec, task.sample_goals(rng, measured, 1)[0])
             starts[i] = initial_state(spec.layout, measured, neutral(spec))
         goal = task.sample_goals(rng, measured, 1)[0].astype(np.float32)
         previews.append(build_reference(spec, measured, goal)[preview_indices(spec, task.steps)])
     return Imagined(jnp.asarray(starts), jnp.asarray(np.stack(previews)))
+
+
+def visited_rows(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Which rows of a buffer that holds `size` states imagined trajectories may start from."""
+    return rng.integers(0, max(size, 1), count)
 
 
 def at_rest_in(spec: ControlSpec, position: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from ..runs import RunFolder
 from ..runs.pytrees import from_arrays, to_arrays
 from .callbacks import Callback, EpisodeAbandoned, EpisodeSummary
 from .config import TrainingConfig
-from .data import as_rollout, at_rest_in, imagined_starts, smooth_excitation
+from .data import as_rollout, at_rest_in, imagined_starts, smooth_excitation, visited_rows
 from .health import closed_loop_growth
 from .prior import Prior
 
@@ -94,7 +94,8 @@ class Trainer:
         novelty = prediction_error(self.state.dynamics, rollout)
         self.buffer = append(self.buffer, rollout)
         self.state, model = update_model(self.state, self.buffer, rollout, hyper)
-        imagined = imagined_starts(task, record, hyper.imagined, rng)
+        rows = visited_rows(int(self.buffer.size), hyper.imagined, rng)
+        imagined = imagined_starts(task, record, hyper.imagined, rng, np.asarray(self.buffer.states[rows]))
         self.state, report = update_policy(self.state, task.cost, rollout, imagined, model, hyper)
         growth = closed_loop_growth(policy, self.state.dynamics, rollout)
         jax.block_until_ready(self.state)

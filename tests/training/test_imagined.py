@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+
+from firsthand.robots import EpisodeRecord
+from firsthand.tasks import excavator_task, soft_arm_task
+from firsthand.training.data import imagined_starts
+from firsthand_onboard.features import initial_state, measured_part
+from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.references import build_reference
+
+
+def episode(task, start):
+    spec, steps = task.spec, task.steps
+    measured = np.repeat(measured_part(spec.layout, start)[None], steps + 1, axis=0)[None]
+    points = build_reference(spec, measured[0, 0], task.sample_goals(np.random.default_rng(0), measured[0, 0], 1)[0])
+    commands = np.zeros((1, steps, spec.layout.num_commands))
+    return EpisodeRecord.complete(start[None], measured, commands, points[None])
+
+
+def standing(task, shift=0.0):
+    measured = np.asarray(task.spec.scales.measured_center, np.float32)
+    measured[list(task.spec.layout.position)] = task.home
+    return initial_state(task.spec.layout, measured + np.float32(shift), np.zeros(task.spec.layout.num_commands))
+
+
+def moving(task):
+    state = standing(task).astype(np.float32)
+    state[task.spec.layout.command_start :] = 0.7
+    return state
+
+
+def test_they_start_in_turn_where_the_episode_did_at_rest_elsewhere_and_in_mid_motion():
+    task = excavator_task()
+    start, swing = standing(task).astype(np.float32), moving(task)
+    imagined = imagined_starts(task, episode(task, start), 9, np.random.default_rng(1), np.stack([swing, swing]))
+    assert imagined is not None
+    starts = np.asarray(imagined.starts)
+    np.testing.assert_array_equal(starts[::3], np.stack([start] * 3))
+    np.testing.assert_array_equal(starts[2::3], np.stack([swing] * 3))
+    rest = starts[1::3]
+    assert np.unique(rest[:, 0]).size == 3, "each in a posture of its own"
+    np.testing.assert_array_equal(rest[:, list(task.spec.layout.velocity)], 0.0)
+
+
+@pytest.mark.parametrize("make", [excavator_task, soft_arm_task])
+def test_every_reference_begins_where_its_trajectory_starts(make):
+    task = make()
+    imagined = imagined_starts(
+        task, episode(task, standing(task).astype(np.float32)), 6, np.random.default_rng(1), moving(task)[None]
+    )
+    assert imagined is not None
+    for start, previews in zip(np.asarray(imagined.starts), np.asarray(imagined.previews), strict=True):
+        here = tracked_output(task.spec, measured_part(task.spec.layout, start))
+        np.testing.assert_allclose(previews[0, 0], here, atol=1e-5)
+
+
+def test_states_that_no_sensor_can_have_measured_are_no_starts():
+    task = excavator_task()
+    broken = np.full((3, task.spec.layout.size), np.nan, np.float32)
+    imagined = imagined_starts(
+        task, episode(task, standing(task).astype(np.float32)), 4, np.random.default_rng(1), broken
+    )
+    assert imagined is not None
+    assert np.isfinite(np.asarray(imagined.starts)).all()

@@ -3,6 +3,7 @@
 How fast things happen is measured by `make soak`, which runs the same scenes many times; here they must happen at all.
 """
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -12,6 +13,10 @@ import time
 import numpy as np
 import pytest
 
+from firsthand.cli.inspect import check_goes_on
+from firsthand.errors import UserError
+from firsthand.robots.registry import make_task
+from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand_onboard.cli import main
 from firsthand_onboard.link import ClientEnd, LinkError, check_address
 from firsthand_onboard.messages import Message
@@ -133,6 +138,13 @@ def test_the_machine_goes_home_under_the_gate_and_can_be_stopped_on_its_way(runn
     assert running.acknowledge() == "idle"
     client.close()
     other.close()
+
+
+def test_inspect_does_not_push_a_machine_that_would_pause_in_between(running):
+    task = dataclasses.replace(make_task("excavator"), spec=SPEC, home=(-0.5, 1.0))
+    with pytest.raises(UserError, match="real time"):
+        check_goes_on(RemoteRobot(running.address, task))
+    disconnect(running.address)
 
 
 def test_a_trainers_own_stop_does_not_latch(running):

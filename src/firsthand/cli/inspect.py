@@ -51,6 +51,7 @@ class Inspect:
             raise UserError(
                 f"amplitude is {self.amplitude:g}, but the robot may use only {given:g} of its range; give --authority."
             )
+        check_goes_on(robot)
         say(
             f"Inspecting {self.robot}: {task.spec.layout.num_commands} channels, pushes up to {self.amplitude:g} of "
             f"half the command range, about {settings.minutes:g} min of robot time. Ctrl-C stops."
@@ -69,6 +70,17 @@ class Inspect:
         if recording.stopped:
             raise UserError(f"the inspection ended early: {recording.stopped.removesuffix('.')}.")
         return 0
+
+
+def check_goes_on(robot: Any) -> None:
+    """Raise `UserError` for a robot that goes to neutral between two looks at it: its pushes would be cut to pieces."""
+    from ..robots.remote import RemoteRobot
+
+    if isinstance(robot, RemoteRobot) and not robot.lock_step:
+        raise UserError(
+            f"The machine at {robot.address} runs in real time and is neutral between the pieces of a push: dead time "
+            "and gain would come out wrong; inspect works in lock-step only, `firsthand simulator record` in real time."
+        )
 
 
 def _check_writable(folder: Path) -> None:

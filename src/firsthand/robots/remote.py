@@ -218,6 +218,11 @@ class RemoteRobot(OnboardRobot):
                 self._say(f"robot: it stopped {100 * job['away']:.0f} % of a joint's range away from home")
 
     @property
+    def lock_step(self) -> bool:
+        """Whether the machine's time passes only while it is commanded; otherwise it is neutral between two motions."""
+        return self._until_it_works(lambda: bool(self._connect().about["lock_step"]))
+
+    @property
     def can_reset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the machine is a simulation that can be put somewhere."""
         return self._until_it_works(lambda: bool(self._connect().about["can_reset"]))

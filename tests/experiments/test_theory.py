@@ -55,11 +55,11 @@ def episode(task):
     return policy, record, trajectory_starts(PLANT, now[0], record.commands, record.starts)
 
 
-def by_plant(task, plant=PLANT):
+def by_plant(task, plant=PLANT, applied=None):
     """g and its gradient by the plant, compiled: of policy, starts, references and discount."""
     return eqx.filter_jit(
         lambda policy, starts, references, discount: plant_gradient(
-            plant, policy, task.spec, task.cost, starts, references, None, discount
+            plant, policy, task.spec, task.cost, starts, references, applied, discount
         )
     )
 
@@ -70,16 +70,12 @@ def test_starts_are_where_the_trajectories_began(episode):
     np.testing.assert_allclose(starts.plant.velocity, record.measured[:, 0, 1], atol=1e-6)
 
 
-def test_the_plants_gradient_is_the_learners_with_a_perfect_model(task):
-    policy = Policy.random(task.spec, key=jax.random.key(1), last_gain=0.3)
-    robot = SimulatedRobot(PLANT, task)
-    now, _ = robot.snapshot()
-    record = robot.run_episode(policy, np.array([[0.5], [-0.4], [0.8]]))
-    starts = trajectory_starts(PLANT, now[0], record.commands, record.starts)
+def test_the_plants_gradient_is_the_learners_with_a_perfect_model(task, episode):
+    policy, record, starts = episode
     rollout = as_rollout(task.spec, record)
     truth = Truth((), jnp.ones(1), task.spec)
     by_learner = eqx.filter_jit(lambda g: closed_loop_gradient(policy, truth, task.cost, rollout, g))
-    plants = by_plant(task)
+    plants = by_plant(task, applied=jnp.asarray(record.commands))
     norms = []
     for discount in (1.0, 0.8):
         gamma = jnp.asarray(discount)

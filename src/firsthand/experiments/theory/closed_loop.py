@@ -1,6 +1,7 @@
 """The closed loop that the gradient unrolls: the matrices A + BK along a trajectory, and how their products grow.
 
-The gradient contains (I − (A + BK))⁻¹, whose blocks are products (A + BK)[k−1] … (A + BK)[j]. While those stay small the model's errors are not amplified; the paper asks for a stable loop for this reason.
+The gradient contains (I − (A + BK))⁻¹, whose blocks are products (A + BK)[k−1] … (A + BK)[j]. While those stay small
+the model's errors are not amplified; the paper asks for a stable loop for this reason.
 """
 
 import jax

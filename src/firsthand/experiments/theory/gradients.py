@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import next_state
@@ -46,37 +46,41 @@ def trajectory_costs(
     cost: CostFunction,
     starts: Starts,
     references: Float[Array, "trajectories points outputs"],
-    excitation: Float[Array, "trajectories steps commands"] | None = None,
+    applied: Float[Array, "trajectories steps commands"] | None = None,
     discount: Float[Array, ""] | float = 1.0,
+    replay: Bool[Array, ""] | bool = True,
 ) -> Float[Array, " trajectories"]:
     """The mean cost per step of each trajectory, differentiable with respect to the policy.
 
-    A `discount` γ does what it does in the learner: it multiplies A + BK and nothing else. So with γ the derivative is
-    what the learner would have computed with a perfect model, and with γ = 1 it is the true one.
+    With `applied` and `replay`, commands have these values and the policy's derivatives, as in the learner: for an
+    episode in which random commands were added. A `discount` γ does what it does in the learner: it multiplies A + BK
+    and nothing else. So with γ the derivative is what the learner would have computed with a perfect model, and with
+    γ = 1 it is the true one.
     """
     steps = references.shape[1] - spec.preview[-1]
-    low, high = jnp.asarray(spec.limits.command_low), jnp.asarray(spec.limits.command_high)
     indices = preview_indices(spec, steps)
 
-    def one(plant_state, state, points, extra):
-        def act(state, preview, push):
+    def one(plant_state, state, points, done):
+        def act(state, preview, taken):
             command = policy(state, preview)
-            return command if push is None else jnp.clip(command + push, low, high)
+            if taken is None:
+                return command
+            return jnp.where(replay, taken - jax.lax.stop_gradient(command), 0.0) + command
 
         def step(carry, inputs):
             plant_state, state = carry
-            preview, push = inputs
-            value = cost(state, act(state, preview, push), preview[0])
+            preview, taken = inputs
+            value = cost(state, act(state, preview, taken), preview[0])
             plant_state, state = passed_on((plant_state, state), discount)
-            command = act(state, preview, push)
+            command = act(state, preview, taken)
             plant_state = plant.step(plant_state, command, key=jax.random.key(KEY))
             measured = plant.measure(plant_state, key=jax.random.key(KEY))
             return (plant_state, next_state(spec.layout, state, command, measured)), value
 
-        _, values = jax.lax.scan(step, (plant_state, state), (points[indices], extra))
+        _, values = jax.lax.scan(step, (plant_state, state), (points[indices], done))
         return values.mean()
 
-    return jax.vmap(one)(starts.plant, starts.states, references, excitation)
+    return jax.vmap(one)(starts.plant, starts.states, references, applied)
 
 
 def plant_gradient(
@@ -86,13 +90,14 @@ def plant_gradient(
     cost: CostFunction,
     starts: Starts,
     references: Float[Array, "trajectories points outputs"],
-    excitation: Float[Array, "trajectories steps commands"] | None = None,
+    applied: Float[Array, "trajectories steps commands"] | None = None,
     discount: Float[Array, ""] | float = 1.0,
+    replay: Bool[Array, ""] | bool = True,
 ) -> tuple[Float[Array, ""], PyTree]:
     """g(φ; x̃), the mean cost over steps and trajectories, and ∇g like `policy` (arrays only)."""
 
     def value(policy):
-        return trajectory_costs(plant, policy, spec, cost, starts, references, excitation, discount).mean()
+        return trajectory_costs(plant, policy, spec, cost, starts, references, applied, discount, replay).mean()
 
     return eqx.filter_value_and_grad(value)(policy)
 
@@ -101,7 +106,7 @@ def plant_gradient(
 def trajectory_starts(
     plant: AbstractPlant,
     now: Any,
-    commands: Float[Array, "trajectories steps commands"],
+    commands: Float[Array, "trajectories steps commands"] | np.ndarray,
     states: Float[Array, "trajectories state"] | np.ndarray,
 ) -> Starts:
     """Where each trajectory of an episode began, by playing its commands again from the plant state before it.

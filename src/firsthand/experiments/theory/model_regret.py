@@ -55,7 +55,8 @@ def fitted_loss(
 
     start = (weights, optimizer.init(weights))  # pyright: ignore[reportArgumentType] (a pytree)
     (weights, _), _ = jax.lax.scan(advance, start, jax.random.split(key, steps))
-    return jnp.minimum(episode_loss(eqx.combine(weights, fixed), rollout), episode_loss(dynamics, rollout))
+    refit: Dynamics = eqx.combine(weights, fixed)  # pyright: ignore[reportAssignmentType] (a pytree)
+    return jnp.minimum(episode_loss(refit, rollout), episode_loss(dynamics, rollout))
 
 
 def _pairs(rollout: Rollout) -> tuple[Array, ...]:

@@ -89,6 +89,9 @@ def test_home_must_be_known_and_reachable():
         HomingController(SPEC, known, Homing((0.0, 9.0)))
     with pytest.raises(SpecError, match="3 entries"):
         HomingController(SPEC, known, Homing((0.0, 0.0, 0.0)))
+    boxed = GateLimits.of(SPEC, directions=((0, 1), (1, 1)), box_low=(-2.0, -2.0), box_high=(0.0, 2.0))
+    with pytest.raises(SpecError, match="coordinate 0 of the workspace box"):
+        HomingController(SPEC, boxed, HOMING)
     assert Homing.from_json(HOMING.to_json()) == HOMING
     for text, word in (
         ("[", "JSON"),

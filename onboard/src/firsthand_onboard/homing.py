@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .gate import GateLimits
+from .policy import fast_output
 from .references import PEAK_OF_QUINTIC, quintic_blend
-from .spec import ControlSpec, SpecError
+from .spec import ControlSpec, PlanarChain, SpecError
 
 AWAY = "homing leads away from its reference"
 NEAR = 0.03
@@ -69,6 +70,17 @@ class Homing:
         return Homing(tuple(float(p) for p in position), **{name: float(v) for name, v in data.items()})
 
 
+def _check_box(spec: ControlSpec, limits: GateLimits, homing: Homing) -> None:
+    measured = np.zeros(spec.layout.num_measured, np.float32)
+    measured[list(spec.layout.position)] = homing.position
+    at = fast_output(spec)(measured)
+    for i, (low, high) in enumerate(zip(limits.box_low, limits.box_high)):  # noqa: B905 (Python 3.10)
+        if isinstance(spec.kinematics, PlanarChain) and not low <= at[i] <= high:
+            raise SpecError(
+                f"home is at {at[i]:.3g} in coordinate {i} of the workspace box, which goes from {low} to {high}"
+            )
+
+
 class HomingController:
     """A homing prepared for one machine."""
 
@@ -79,6 +91,7 @@ class HomingController:
         for i, value in enumerate(homing.position):
             if not low[i] <= value <= high[i]:
                 raise SpecError(f"homing.position[{i}] is {value}, but must lie between {low[i]} and {high[i]}")
+        _check_box(spec, limits, homing)
         self.spec, self.homing = spec, homing
         self.home, self.range = np.asarray(homing.position), high - low
         self._index = np.asarray(spec.layout.position)

@@ -183,15 +183,29 @@ def read_status(run: str | os.PathLike[str]) -> Status | None:
     try:
         content = json.loads(path.read_bytes())
         version = content.pop("format")
-    except (OSError, ValueError, AttributeError, KeyError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return None
     if version != FORMAT:
         raise UserError(f"{path} has the format {version!r}, and this version of firsthand reads {FORMAT}.")
     known = {f.name for f in fields(Status)}
-    try:
-        return Status(**{name: value for name, value in content.items() if name in known})
-    except TypeError:
+    if not _sound(content):
         return None
+    return Status(**{name: value for name, value in content.items() if name in known})
+
+
+def _sound(content: Mapping[str, Any]) -> bool:
+    """Whether the parts that are taken apart by others have the parts that they should."""
+    needed = (("question", ("number", "text")), ("machine", ("state", "fault", "fault_number", "reachable")))
+    for name, parts in needed:
+        value = content.get(name)
+        if value is not None and not (isinstance(value, dict) and all(part in value for part in parts)):
+            return False
+    answers = content.get("answers", [])
+    return (
+        all(isinstance(content.get(name), str) for name in ("session", "state"))
+        and isinstance(answers, list)
+        and all(isinstance(one, dict) and {"request", "ok", "text"} <= set(one) for one in answers)
+    )
 
 
 # Events.

@@ -7,5 +7,9 @@ from ..errors import UserError
 
 def check_installed() -> None:
     """Say what is missing before anything is started."""
-    if find_spec("nicegui") is None:
-        raise UserError("The live page needs NiceGUI; install it with: pip install 'firsthand[dashboard]'")
+    try:
+        missing = find_spec("nicegui") is None
+    except ModuleNotFoundError:
+        missing = True
+    if missing:
+        raise UserError("the live page needs NiceGUI; install it with: pip install 'firsthand[dashboard]'")

@@ -146,19 +146,14 @@ class View:
 
     def _build_error(self) -> None:
         with self._panel("Error per episode"):
-            if len(self.runs.followers) > 1:
-                with ui.element("div").classes("panel-row"):
-                    names = list(self.runs.followers)
-                    ui.select(names, value=self.main, label="run", on_change=self.choose_run).props("dense").style(
-                        "min-width: 10rem; flex: 1"
-                    )
-                    ui.select(
-                        names,
-                        value=sorted(self.compared),
-                        multiple=True,
-                        label="compared",
-                        on_change=self.choose_compared,
-                    ).props("dense").style("min-width: 10rem; flex: 2")
+            with ui.element("div").classes("panel-row") as self.choices:
+                names = list(self.runs.followers)
+                self.run_choice = ui.select(names, value=self.main, label="run", on_change=self.choose_run)
+                self.run_choice.props("dense").style("min-width: 10rem; flex: 1")
+                compared = [name for name in names if name in self.compared]
+                self.compared_choice = ui.select(names, value=compared, multiple=True, label="compared")
+                self.compared_choice.on_value_change(self.choose_compared)
+                self.compared_choice.props("dense").style("min-width: 10rem; flex: 2")
             self.error = ui.echart({"series": []}).classes("chart fill").mark("error")
 
     def _build_losses(self) -> None:
@@ -214,6 +209,11 @@ class View:
     def refresh(self) -> None:
         """Show what is new."""
         run, status = self.run, self.run.status
+        names = list(self.runs.followers)
+        self.choices.set_visibility(len(names) > 1)
+        if names != self.run_choice.options:
+            self.run_choice.set_options(names)
+            self.compared_choice.set_options(names)
         self._refresh_head(run, status)
         self._refresh_banners(run, status)
         self._refresh_answers(status)

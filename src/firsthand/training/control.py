@@ -71,9 +71,8 @@ class Control(Callback):
         """Start to listen. What the last payload of an earlier session was holds again."""
         self._trainer = trainer
         atomic.make_folder(files.folder_of(self.run) / files.REQUESTS)
-        for hook in ("before_trajectory",):
-            if hasattr(trainer.robot, hook):
-                setattr(trainer.robot, hook, self.hold)
+        if hasattr(trainer.robot, "before_trajectory"):
+            trainer.robot.before_trajectory = self.hold
         payloads = [event for event in files.read_events(self.run) if event.kind == "payload"]
         if payloads:
             self._set_payload(str(payloads[-1].extra.get("tag", "")))

@@ -1,0 +1,83 @@
+"""Real processes: a tiny robot in training, and the live page."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 300.0
+"""Seconds after which something counts as hanging; machines are slow when they are busy."""
+ROBOT = f"{Path(__file__).with_name('tiny_robot.py')}:arm"
+SMALL = ("--preset", "paper", "--model-steps", "5", "--no-report")
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """Ask until the answer is true."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited in vain for {what}")
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))},
+        "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XDG_CACHE_HOME": str(cache),
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    }
+
+
+@contextlib.contextmanager
+def started(cache: Path, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """`firsthand …` in a process that is gone afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "firsthand", *map(str, arguments)],
+        env=environment(cache),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    """What the page printed."""
+    assert process.stdout is not None
+    said = ""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if select.select([process.stdout], [], [], 1.0)[0]:
+            line = process.stdout.readline()
+            said += line
+            if found := re.search(r"http://\S+", line):
+                return found[0]
+            if not line:
+                break
+    raise AssertionError(said)
+
+
+def episodes(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def status(run: Path) -> dict[str, Any]:
+    path = run / "control" / "status.json"
+    return json.loads(path.read_bytes()) if path.exists() else {"state": "", "answers": [], "question": None}

@@ -1,0 +1,149 @@
+"""Requests through the run's folder, against a real trainer in another process."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from firsthand.control import files
+from firsthand.control.files import Request
+from firsthand.dashboard.follow import RunFollower
+from firsthand.errors import UserError
+
+from .processes import ROBOT, SMALL, episodes, started, status, wait_for
+
+
+def answer(run, name: str) -> dict:
+    """What the trainer said to a request."""
+    return wait_for(
+        lambda: next((a for a in status(run)["answers"] if a["request"] == name), None), f"answer to {name}"
+    )
+
+
+def ask(run, kind: str, value=None) -> dict:
+    return answer(run, files.send(run, Request(kind, status(run)["session"], value)))
+
+
+def question(run, after: int = 0) -> dict:
+    return wait_for(lambda: (q := status(run)["question"]) and q["number"] > after and q, "a question")
+
+
+def test_what_a_person_asks_for_happens_between_episodes(compiled, tmp_path):
+    run = tmp_path / "run"
+    out = ("--out", run, "--episodes", "5000", "--approve", "page", *SMALL)
+    with started(compiled / "processes", "train", ROBOT, *out) as trainer:
+        first = question(run)
+        assert "first one" in first["text"]
+        assert not ask(run, "checkpoint")["ok"]  # there is no episode yet
+        assert not ask(run, "approve", first["number"] + 7)["ok"]  # not what was asked
+        assert ask(run, "approve", first["number"])["ok"]
+        second = question(run, first["number"])
+        assert episodes(run) == 1
+        assert "predicted after" in second["text"]
+        assert ask(run, "reject", second["number"])["ok"]
+
+        # Episode 2 ran the policy of episode 1 again.
+        third = question(run, second["number"])
+        weights = [policy(run, episode) for episode in (1, 2)]
+        assert weights[0] == weights[1]
+        assert "2.safetensors" in ask(run, "checkpoint")["text"]
+        assert ask(run, "approve", third["number"])["ok"]
+        fourth = question(run, third["number"])
+        assert policy(run, 3) != weights[0]
+
+        # What is nonsense, or meant for somebody else, changes nothing and does not stay.
+        stale = files.send(run, Request("stop", "another-session"))
+        folder = files.folder_of(run) / files.REQUESTS
+        for number, data in enumerate((b"", b"\xff{", b"[1]", b'{"format": 9}', b"x" * 10_000)):
+            (folder / f"{number:020d}-00000000.json").write_bytes(data)
+        assert not answer(run, stale)["ok"]
+        wait_for(lambda: not os.listdir(folder), "an empty folder")
+        assert not ask(run, "return", 999)["ok"]
+        assert not ask(run, "acknowledge", 1)["ok"]  # nothing that could have a fault
+
+        # Back to an earlier policy: it runs without another question.
+        assert ask(run, "return", 1)["ok"]
+        assert ask(run, "reject", fourth["number"])["ok"]
+        fifth = question(run, fourth["number"])
+        assert ask(run, "restore", 2)["ok"]
+        assert ask(run, "approve", fifth["number"])["ok"]
+        wait_for(lambda: episodes(run) >= 5, "the fifth episode")
+        kinds = [event.kind for event in files.read_events(run)]
+        assert kinds.count("reject") >= 2
+        assert {"checkpoint", "return", "restore"} <= set(kinds)
+
+        follower = RunFollower(run)
+        wait_for(lambda: follower.poll() or follower.alive, "a sign of life")
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
+        wait_for(lambda: follower.poll() or not follower.alive, "its end to be noticed")
+        assert follower.status is not None
+        assert not follower.status.ended
+        assert follower.problem == ""
+
+
+def policy(run, episode: int) -> bytes:
+    """The bytes of the weights that ran an episode."""
+    from firsthand.runs import RunFolder
+
+    arrays, _ = RunFolder.open(run).load_episode(episode)
+    return b"".join(arrays[name].tobytes() for name in sorted(arrays) if name.startswith("policy."))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("fly", None),
+        ("pause", 3),
+        ("approve", None),
+        ("approve", True),
+        ("return", -1),
+        ("return", 2**40),
+        ("payload", ""),
+        ("payload", "x" * 61),
+        ("payload", "two\nlines"),
+        ("payload", 5),
+    ],
+)
+def test_requests_that_make_no_sense_cannot_be_made(kind, value):
+    with pytest.raises(UserError):
+        Request(kind, "session", value)
+
+
+def test_a_folder_without_a_trainer_and_one_that_cannot_be_written(tmp_path):
+    with pytest.raises(UserError, match="no trainer"):
+        files.send(tmp_path, Request("pause", "s"))
+    (tmp_path / "control" / "requests").mkdir(parents=True)
+    (tmp_path / "control" / "requests").chmod(0o500)
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    with pytest.raises(UserError, match="permission denied"):
+        files.send(tmp_path, Request("pause", "s"))
+
+
+def test_status_and_events_survive_what_crashes_leave(tmp_path):
+    (tmp_path / "control").mkdir()
+    assert files.read_status(tmp_path) is None
+    for torn in (
+        b"",
+        b'{"format": 1, "sess',
+        b"[]",
+        b'{"format": 1}',
+        b'{"format": 1, "session": "s", "state": "x", "machine": {}}',
+    ):
+        (tmp_path / "control" / "status.json").write_bytes(torn)
+        assert files.read_status(tmp_path) is None
+    (tmp_path / "control" / "status.json").write_text(json.dumps({"format": 2}))
+    with pytest.raises(UserError, match="format 2"):
+        files.read_status(tmp_path)
+    files.publish(tmp_path, files.Status("s", beat=3, seconds_left=float("nan")))
+    found = files.read_status(tmp_path)
+    assert found is not None
+    assert (found.beat, found.seconds_left) == (3, None)
+
+    files.append_event(tmp_path, files.Event(1, "payload", "one", {"tag": "one"}))
+    with (tmp_path / "control" / "events.jsonl").open("ab") as file:
+        file.write(b'{"episode": 2, "ki')
+    files.append_event(tmp_path, files.Event(3, "payload", "three"))
+    assert [event.episode for event in files.read_events(tmp_path)] == [1, 3]

@@ -1,11 +1,12 @@
 """Every experiment in its smallest form, in one process, so that what is compiled serves all of them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -26,6 +27,14 @@ OURS = (
     "sparse-model-updates",
     "sensitivity",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly() -> Iterator[None]:
+    """What is computed here is small; how fast does not matter."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

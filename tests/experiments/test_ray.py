@@ -4,19 +4,21 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firsthand.errors import UserError
 from firsthand.experiments import Job, Size, Verdict, files
-from firsthand.experiments.cluster import RayPool, require_ray
+from firsthand.experiments.cluster import OWN_CLUSTER, RayPool, require_ray
 from firsthand.experiments.display import Display
 from firsthand.experiments.run import carry_out
 from firsthand.experiments.study import Study
 
 from .counting import STEPS, Counting
 
-pytest.importorskip("ray")
+os.environ.update(OWN_CLUSTER)
+ray: Any = pytest.importorskip("ray")
 
 
 class KillsOne(Display):
@@ -39,6 +41,11 @@ class Remembers(KillsOne):
         super().__init__()
         self.losses: list[str] = []
 
+    def started(self, study: Study, job: Job) -> None:
+        """The cluster is up."""
+        super().started(study, job)
+        assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}, "reachable from nowhere else"
+
     def lost(self, study: Study, job: Job, why: str) -> None:
         """A worker is gone."""
         super().lost(study, job, why)
@@ -49,8 +56,7 @@ def test_a_job_whose_worker_is_killed_goes_on_from_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
-    monkeypatch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
-    experiment = Counting(pause_s=0.6)
+    experiment = Counting(pause_s=0.4)
     with Study(tmp_path / "out", experiment, Size("tiny", 2)) as study, Remembers() as display:
         finding = carry_out([study], lambda jobs: RayPool(None, 2), display)["counting"]
     assert finding.verdict is Verdict.PASS

@@ -24,6 +24,8 @@ from .worker import cores
 EXTRA = "firsthand[ray]"
 SEND_EVERY_S = 1.0
 """A worker sends its files at most so often; the last ones always."""
+OWN_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Before Ray is imported: a cluster of our own listens on the loopback address only, and tells nobody about itself."""
 PATIENCE_S = 10.0
 """How long an address may take to answer."""
 
@@ -119,6 +121,8 @@ class RayPool(Pool):
     """A Ray task per job. Without an address, a small cluster on this machine, reachable from nowhere else."""
 
     def __init__(self, address: str | None, slots: int | None = None) -> None:
+        if address is None:
+            os.environ.update(OWN_CLUSTER)
         import ray
         from ray.exceptions import RayError
 
@@ -167,6 +171,8 @@ class RayPool(Pool):
                 continue
             if error is None and not (folder / files.DONE).exists():
                 error = "its data did not arrive"
+            if error is None:
+                shutil.rmtree(folder / files.CHECKPOINT, ignore_errors=True)
             events.append(Ended(id, error))
         return events
 

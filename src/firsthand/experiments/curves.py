@@ -13,7 +13,9 @@ BOOTSTRAPS = 400
 CANDIDATES = 36
 """Episodes, evenly spread on a log scale, at which a segment may begin or end."""
 LEAST_POINTS = 4
-"""Episodes in each segment, at least."""
+"""Episodes in each segment, at least (burn-in may be two: learning can set in at once)."""
+LEAST_SPAN, LEAST_FALL = 1.5, 1.5
+"""The decreasing segment ends at least so many times later than it begins, and so many times lower."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ def power_law(curves: Curves, *, seed: int = 0) -> PowerLaw:
 
     A continuous line of three pieces is fitted to log ℓ against log t by least squares, with weights 1/t so that each
     stretch of the log axis counts alike. The two corners are searched exhaustively over `CANDIDATES` episodes; among
-    the fits whose middle piece falls more steeply than both others, the best one counts. The middle piece is the
-    decreasing segment: what is before it is burn-in, what is after it the plateau. The interval comes from resampling
-    seeds and fitting anew, corners included; with few seeds it is only a rough one.
+    the fits whose middle piece falls more steeply than both others, and by `LEAST_FALL` at all, the best one counts.
+    The middle piece is the decreasing segment: what is before it is burn-in, what is after it the plateau. The
+    interval comes from resampling seeds and fitting anew, corners included; with few seeds it is only a rough one.
     """
     logs = np.log(np.where(np.isfinite(curves.values) & (curves.values > 0), curves.values, np.nan))
     usable = np.isfinite(logs).all(axis=0)
@@ -116,31 +118,34 @@ def power_law(curves: Curves, *, seed: int = 0) -> PowerLaw:
 def _three_pieces(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
     """For each column of `y`: slope of the middle piece, value at its begin, begin, end, R². NaN where none falls."""
     corners = _candidates(x)
-    root = np.sqrt(weights)[:, None]
     columns = y.shape[1]
-    centred = y - (weights @ y) / weights.sum()
-    total = np.sum((root * centred) ** 2, axis=0)
+    y_mean = (weights @ y) / weights.sum()
+    y = y - y_mean
+    total = weights @ y**2
     best = np.full(columns, np.inf)
     slope, level, first, last = (np.full(columns, np.nan) for _ in range(4))
     for i, a in enumerate(corners):
         for b in corners[i + 1 :]:
             inside = np.sum((x > a) & (x < b)) + 2
-            if inside < LEAST_POINTS:
+            if inside < LEAST_POINTS or b - a < np.log(LEAST_SPAN):
                 continue
             design = np.stack([np.ones_like(x), x, np.maximum(x - a, 0), np.maximum(x - b, 0)], axis=1)
-            solution, *_ = np.linalg.lstsq(root * design, root * y, rcond=None)
-            error = np.sum((root * (y - design @ solution)) ** 2, axis=0)
+            weighted = weights[:, None] * design
+            moments = weighted.T @ y
+            solution = np.linalg.solve(weighted.T @ design, moments)
+            error = total - np.sum(solution * moments, axis=0)
             before, middle, after = solution[1], solution[1:3].sum(axis=0), solution[1:4].sum(axis=0)
-            better = (error < best) & (middle < before) & (middle < after) & (middle < 0)
+            falls = middle * (b - a) <= -np.log(LEAST_FALL)
+            better = (error < best) & (middle < before) & (middle < after) & falls
             best = np.where(better, error, best)
             slope = np.where(better, middle, slope)
-            level = np.where(better, solution[0] + solution[1] * a, level)
+            level = np.where(better, solution[0] + solution[1] * a + y_mean, level)
             first, last = np.where(better, a, first), np.where(better, b, last)
     return slope, level, first, last, 1.0 - best / total
 
 
 def _candidates(x: np.ndarray) -> np.ndarray:
     """Corners to try: episodes spread evenly on the log axis, with some left on both sides."""
-    inner = x[LEAST_POINTS - 1 : len(x) - LEAST_POINTS + 1]
+    inner = x[1 : len(x) - LEAST_POINTS + 1]
     wanted = np.linspace(inner[0], inner[-1], CANDIDATES)
     return np.unique(inner[np.abs(inner[:, None] - wanted).argmin(axis=0)])

@@ -15,6 +15,7 @@ from ..report.style import plain_number, styled
 from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Report, Result, Seeds, Size, Verdict
 from .baseline import TINY_HYPER, TINY_TASK
+from .throughput import CAPACITY
 
 RUNNER = f"{__name__}:run"
 NAMES: tuple[str, ...] = ("alpha", "epsilon", "eta")
@@ -34,6 +35,8 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 EPISODES = {"full": 50, "quick": 14, "tiny": 2}
 WINDOW = 10
 """The last so many episodes (a quarter, in a short run) make the error of a setting."""
+MOST_TOGETHER = 15
+"""Settings in one job, at most."""
 FILE = "errors.csv"
 
 
@@ -79,20 +82,15 @@ class Sensitivity(Experiment):
     seeds = Seeds(full=1, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:
-        """Settings in groups that learn side by side, one job per η and seed."""
-        jobs = []
-        every = settings(size.name)
-        for eta in sorted({s["eta"] for s in every}):
-            for seed in range(size.seeds):
-                chosen = [s for s in every if s["eta"] == eta]
-                parameters = {
-                    "settings": chosen,
-                    "seed": seed,
-                    "episodes": EPISODES[size.name],
-                    "tiny": size.name == "tiny",
-                }
-                steps = EPISODES[size.name]
-                jobs.append(Job(f"eta-{eta:g}-seed-{seed}", RUNNER, parameters, steps=steps, weight=0.4 * len(chosen)))
+        """Settings in groups that learn side by side."""
+        every, episodes, jobs = settings(size.name), EPISODES[size.name], []
+        together = size.pick(full=MOST_TOGETHER, quick=MOST_TOGETHER, tiny=1)
+        for seed in range(size.seeds):
+            for first in range(0, len(every), together):
+                chosen = every[first : first + together]
+                parameters = {"settings": chosen, "seed": seed, "episodes": episodes, "tiny": size.name == "tiny"}
+                name = f"settings-{first}-{first + len(chosen) - 1}-seed-{seed}"
+                jobs.append(Job(name, RUNNER, parameters, steps=episodes, weight=0.4 * len(chosen)))
         return jobs
 
     def conclude(self, size: Size, results: list[Result]) -> Finding:
@@ -142,7 +140,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     chosen = [dataclasses.replace(base, **values) for values in parameters["settings"]]
     robot: Any = make_robot("excavator", task)
     seeds = [parameters["seed"]] * len(chosen)
-    together = Together(robot.plant, task, chosen[0], seeds, episodes=parameters["episodes"])
+    together = Together(robot.plant, task, chosen[0], seeds, episodes=max(parameters["episodes"], CAPACITY))
     together.hyper = Varied.of(chosen)
     curves = []
     for episode in range(1, parameters["episodes"] + 1):

@@ -14,6 +14,11 @@ EXPERIMENTS: dict[str, str] = {
     "freeze-model": "ablations:FreezeModel",
     "sparse-model-updates": "ablations:SparseModelUpdates",
     "sensitivity": "sensitivity:Sensitivity",
+    "regret": "regret:Regret",
+    "step-bound": "step_bound:StepBound",
+    "noise": "noise:Noise",
+    "self-correction": "self_correction:SelfCorrection",
+    "fidelity": "fidelity:Fidelity",
 }
 """Name to `module:class` in this package, in the order of the paper."""
 

@@ -34,7 +34,7 @@ class Regret(Experiment):
             "episodes": longer[-1],
             **settings(size, "paper", eta=ETA),
             "refit": size.pick(full=200, quick=50, tiny=2),
-            "improve": size.pick(full=300, quick=40, tiny=2),
+            "improve": size.pick(full=300, quick=0, tiny=0),
             "look_every": size.pick(full=2, quick=2, tiny=1),
         }
         return [

@@ -35,29 +35,35 @@ def improved(
     report: Callable[[int], None] | None = None,
 ) -> tuple[Policy, Float[np.ndarray, " trajectories"]]:
     """The better of `policy` and what Adam makes of it on these trajectories, and its cost on each of them."""
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(RATE, max(steps, 1), RATE_END))
-    )
-
-    @eqx.filter_jit
-    def costs(policy, starts, references):
-        return trajectory_costs(plant, policy, task.spec, task.cost, starts, references)
-
-    @eqx.filter_jit
-    def advance(policy, moments, key):
-        rows = jax.random.randint(key, (BATCH,), 0, references.shape[0])
-        part = jax.tree.map(lambda leaf: leaf[rows], starts)
-        gradient = eqx.filter_grad(
-            lambda p: trajectory_costs(plant, p, task.spec, task.cost, part, references[rows]).mean()
-        )(policy)
-        gradient = jax.tree.map(lambda g: jnp.nan_to_num(g, posinf=0.0, neginf=0.0), gradient)
-        updates, moments = optimizer.update(gradient, moments)
-        return eqx.apply_updates(policy, updates), moments
-
-    candidate, moments = policy, optimizer.init(eqx.filter(policy, eqx.is_array))
+    candidate, moments = policy, _optimizer(steps).init(eqx.filter(policy, eqx.is_array))
     for i in range(steps):
-        candidate, moments = advance(candidate, moments, jax.random.fold_in(jax.random.key(seed), i))
+        key = jax.random.fold_in(jax.random.key(seed), i)
+        candidate, moments = _advance(plant, task, candidate, moments, starts, references, key, steps)
         if report is not None and i % 20 == 19:
             report(i + 1)
-    found = [(p, np.asarray(costs(p, starts, references))) for p in (policy, candidate)]
+    tried = (policy, candidate) if steps else (policy,)
+    found = [(p, np.asarray(_costs(plant, task, p, starts, references))) for p in tried]
     return min(found, key=lambda pair: float(np.nan_to_num(pair[1].mean(), nan=np.inf)))
+
+
+def _optimizer(steps: int) -> optax.GradientTransformation:
+    schedule = optax.cosine_decay_schedule(RATE, max(steps, 1), RATE_END)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+
+
+@eqx.filter_jit
+def _costs(plant, task, policy, starts, references):
+    return trajectory_costs(plant, policy, task.spec, task.cost, starts, references)
+
+
+@eqx.filter_jit
+def _advance(plant, task, policy, moments, starts, references, key, steps: int):
+    rows = jax.random.randint(key, (BATCH,), 0, references.shape[0])
+    part = jax.tree.map(lambda leaf: leaf[rows], starts)
+
+    def cost(policy):
+        return trajectory_costs(plant, policy, task.spec, task.cost, part, references[rows]).mean()
+
+    gradient = jax.tree.map(lambda g: jnp.nan_to_num(g, posinf=0.0, neginf=0.0), eqx.filter_grad(cost)(policy))
+    updates, moments = _optimizer(steps).update(gradient, moments)
+    return eqx.apply_updates(policy, updates), moments

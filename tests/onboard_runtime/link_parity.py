@@ -31,10 +31,10 @@ def learned(robot: OnboardRobot, config: TrainingConfig) -> dict[str, np.ndarray
     return {**found, **to_arrays({"learner": trainer.state})}
 
 
-def first_episode(config: TrainingConfig) -> tuple[EpisodeRecord, EpisodeRecord]:
+def first_episode(config: TrainingConfig, machine: LockStepMachine) -> tuple[EpisodeRecord, EpisodeRecord]:
     """By the compiled simulation, and by the numpy executor with nothing but the range in its gate."""
     task = config.make_task()
-    machine = LockStepMachine(make_plant("excavator"))
+    machine.reset(np.asarray(task.home))
     robots = make_robot("excavator", task), ExecutorRobot(machine, task, GateLimits.wide(task.spec))
     policy = Trainer(robots[0], config).state.policy
     rng = np.random.default_rng(0)
@@ -54,7 +54,7 @@ def main(address: str) -> None:
     homing = Homing.from_json(json.dumps(machine.homing))
     in_process = learned(ExecutorRobot(machine, task, homing=homing), config)
     home = np.abs(in_process["2.measured"][0, 0, list(task.spec.layout.position)] - np.asarray(task.home))
-    compiled, executed = (record.arrays() for record in first_episode(config))
+    compiled, executed = (record.arrays() for record in first_episode(config, machine))
     names = ("starts", "measured", "commands", "references")
     print(
         json.dumps(

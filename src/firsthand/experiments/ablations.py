@@ -95,9 +95,8 @@ def _freeze_text(at: int, last: int, grown: float, against: float, blinder: floa
     claim = {
         Verdict.PASS: "As in the paper, a policy that follows a model that no longer learns gets worse.",
         Verdict.FAIL: (
-            "The slow decline that the paper shows does not appear here to that extent: at the moment of "
-            "freezing our "
-            "model has already seen what the policy needs, and the policy stays near the data it knows."
+            "The decline that the paper shows does not appear here to that extent (a growth by less than a factor of "
+            f"{WORSE:g} counts as none); why has not been tested."
         ),
     }.get(verdict, "This size is too small to tell.")
     return (
@@ -173,7 +172,7 @@ def _sparse_text(
 ) -> str:
     claim = {
         Verdict.PASS: "As in the paper, learning becomes unstable when the model is updated too rarely.",
-        Verdict.FAIL: "The paper's instability does not appear here to that extent.",
+        Verdict.FAIL: "The paper's instability does not appear here to that extent; why has not been tested.",
     }.get(verdict, "This size is too small to tell.")
     return (
         f"The model learned in every {EVERY}th of {last} episodes only ({seeds} seeds); the policy stepped in "

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..evaluation.published import PAPER_TABLE_1
-from ..report.style import INK, PALETTE, styled
+from ..report.style import INK, PALETTE, log_scale, styled
 from .base import Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
 from .baseline import SPEEDS, baseline, jobs_of, small
 from .learning import SPEEDS as SPEEDS_FILE
@@ -113,19 +113,18 @@ def _text(ours: tuple[float, ...], fast: tuple[float, ...], random: tuple[float,
 
 @styled
 def _figure(presets: dict[str, dict[str, np.ndarray]], speeds: list[float]) -> Figure:
-    figure = Figure(figsize=(6.6, 3.8), layout="constrained")
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     axes = figure.subplots()
+    shown: list[np.ndarray | float] = [100 * values[2] for values in PAPER_TABLE_1.values()]
     for i, (preset, table) in enumerate(presets.items()):
         rows = np.asarray([_row(table, speed) for speed in speeds])
         axes.plot(100 * rows[:, 1], 100 * rows[:, 2], "o-", color=PALETTE[i], label=f"{preset} preset, mean error")
         axes.plot(100 * rows[:, 1], 100 * rows[:, 3], "o:", color=PALETTE[i], label=f"{preset} preset, largest error")
+        shown += [100 * rows[:, 2], 100 * rows[:, 3]]
     for (name, values), marker in zip(PAPER_TABLE_1.items(), "s^v", strict=True):
         axes.plot(100 * values[1], 100 * values[2], marker, color=INK, markersize=7, label=f"{name}, mean")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    log_scale(axes, shown)
     axes.set_xlabel("highest speed of the reference (cm/s)")
     axes.set_ylabel("error (cm)")
     figure.legend(loc="outside right upper")
-    figure.set_figwidth(9.0)
     return figure

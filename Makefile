@@ -7,12 +7,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
+PAGE_READY := $(VENV)/.ready-page
 LINT_READY := $(VENV)/.ready-lint
 
-.PHONY: train test test-slow lint format bench soak clean help
+.PHONY: train test test-slow lint format bench soak clean help dashboard
 
 help:
 	@echo "make train   set up, teach the simulated excavator from random weights, write a report to $(RUN)/report"
+	@echo "make dashboard   the live page of $(RUN), also while it trains"
 	@echo "make test    set up and run the tests"
 	@echo "make test-slow   the tests that take half a minute or more each"
 	@echo "make lint    ruff and pyright"
@@ -21,6 +23,9 @@ help:
 
 train: $(READY)
 	$(BIN)/firsthand train excavator --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume,--episodes $(EPISODES))
+
+dashboard: $(PAGE_READY)
+	$(BIN)/firsthand dashboard $(RUN)
 
 test: $(TEST_READY)
 	$(BIN)/python -m pytest -n 2
@@ -57,7 +62,12 @@ $(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml constraints.t
 	@touch $@
 
 $(TEST_READY): $(READY)
+	scripts/install_browser.sh
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[test]'
+	@touch $@
+
+$(PAGE_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[dashboard]'
 	@touch $@
 
 $(LINT_READY): $(READY)

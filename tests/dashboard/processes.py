@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 import time
@@ -61,15 +60,10 @@ def address_of(process: subprocess.Popen[str]) -> str:
     """What the page printed."""
     assert process.stdout is not None
     said = ""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if select.select([process.stdout], [], [], 1.0)[0]:
-            line = process.stdout.readline()
-            said += line
-            if found := re.search(r"http://\S+", line):
-                return found[0]
-            if not line:
-                break
+    for line in process.stdout:
+        said += line
+        if found := re.search(r"http://\S+", line):
+            return found[0]
     raise AssertionError(said)
 
 

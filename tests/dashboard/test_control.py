@@ -125,14 +125,15 @@ def test_a_folder_without_a_trainer_and_one_that_cannot_be_written(tmp_path):
 def test_status_and_events_survive_what_crashes_leave(tmp_path):
     (tmp_path / "control").mkdir()
     assert files.read_status(tmp_path) is None
-    for torn in (
+    torn = (
         b"",
         b'{"format": 1, "sess',
         b"[]",
         b'{"format": 1}',
-        b'{"format": 1, "session": "s", "state": "x", "machine": {}}',
-    ):
-        (tmp_path / "control" / "status.json").write_bytes(torn)
+        b'{"format": 1, "session": "", "state": "", "machine": 1}',
+    )
+    for data in torn:
+        (tmp_path / "control" / "status.json").write_bytes(data)
         assert files.read_status(tmp_path) is None
     (tmp_path / "control" / "status.json").write_text(json.dumps({"format": 2}))
     with pytest.raises(UserError, match="format 2"):

@@ -17,6 +17,9 @@ from firsthand.experiments import Size
 from firsthand.experiments.registry import EXPERIMENTS, find
 from firsthand.experiments.study import Study
 
+PATIENCE_S = 600
+"""After so long a process counts as hanging; machines are slow when they are busy."""
+
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
@@ -48,7 +51,7 @@ def test_the_list_names_every_experiment_with_its_cost(
     assert end.value.code == 0
     out = capsys.readouterr().out
     for name in EXPERIMENTS:
-        line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
+        line = next(line for line in out.splitlines() if line.split()[:1] == [name])
         assert find(name).figure in line
         assert f"{find(name).cost.full_min:.0f} min" in line
 
@@ -97,12 +100,12 @@ def test_ray_that_is_not_installed_is_named(refusal: Callable[..., str], monkeyp
 def test_ctrl_c_leaves_everything_resumable_and_says_how_to_continue(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "firsthand", "experiment", "payload", "--tiny", "--out", str(tmp_path / "my out")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while not list((tmp_path / "my out").glob("jobs/*/log.txt")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     again = err.rpartition("Continue with: ")[2].strip()
     assert shlex.split(again)[:3] == ["firsthand", "experiment", "payload"]

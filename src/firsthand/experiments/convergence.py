@@ -115,8 +115,8 @@ def _text(loss: Curves, law: PowerLaw, verdict: Verdict, size: Size) -> str:
     else:
         said = (
             "That is not the paper's t^−4. Part of a difference can lie in where time starts: our first episode is "
-            "excited and learning sets in at once, while the paper's policy does not improve for 10 to 20 episodes, and "
-            "the same fall is steeper on a log axis the later it begins. We have not taken that apart. "
+            "excited and learning sets in at once, while the paper's policy does not improve for 10 to 20 episodes, "
+            "and the same fall is steeper on a log axis the later it begins. We have not taken that apart. "
         )
     short = "" if size.name == "full" else f"With {last} instead of 400 episodes this is a look, not a measurement. "
     return begin + found + said + short + "What the paper shows in shape (burn-in, power law, plateau) is there."

@@ -16,9 +16,11 @@ EXPERIMENTS: dict[str, str] = {
     "sensitivity": "sensitivity:Sensitivity",
     "regret": "regret:Regret",
     "step-bound": "step_bound:StepBound",
+    "deployment": "deployment:Deployment",
     "noise": "noise:Noise",
     "self-correction": "self_correction:SelfCorrection",
     "fidelity": "fidelity:Fidelity",
+    "fast": "fast:Fast",
 }
 """Name to `module:class` in this package, in the order of the paper."""
 

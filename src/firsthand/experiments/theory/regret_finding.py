@@ -246,7 +246,7 @@ def regret_figure(
     left.errorbar(
         horizons,
         middle,
-        yerr=(middle - low, high - middle),
+        yerr=np.maximum((middle - low, high - middle), 0.0),
         color=PALETTE[1],
         marker="o",
         linestyle="none",

@@ -15,12 +15,9 @@ from ...tasks import Task, excavator_task
 from ...training import preset
 from .. import files
 from ..base import Size
+from ..baseline import TINY_HYPER, TINY_TASK
 from ..learning import records_as_arrays, records_from_arrays, tuples
 from ..together import Together
-
-SMALL_TASK = {"trajectories": 2, "steps": 20, "hidden": [8], "command_memory": 4, "preview": [2, 4, 8]}
-"""An excavator task for the tests: it compiles and runs fast, and nobody could learn it."""
-SMALL_LEARNER = {"model_hidden": [8], "model_steps": 5, "model_batch": 16, "cg_iterations": 5}
 
 
 def settings(size: Size, name: str, **changes: Any) -> dict[str, Any]:
@@ -32,8 +29,8 @@ def settings(size: Size, name: str, **changes: Any) -> dict[str, Any]:
     plain = {**dataclasses.asdict(hyper), "model_hidden": list(hyper.model_hidden)}
     small = size.name == "tiny"
     if small:
-        plain |= SMALL_LEARNER | {n: min(plain[n], 2) for n in ("policy_steps", "imagined")}
-    return {"preset": name, "hyper": plain, "task": SMALL_TASK if small else {}}
+        plain |= TINY_HYPER | {n: min(plain[n], 2) for n in ("policy_steps", "imagined")}
+    return {"preset": name, "hyper": plain, "task": TINY_TASK if small else {}}
 
 
 def hyper_of(parameters: dict[str, Any]) -> Hyperparameters:

@@ -1,5 +1,6 @@
 """Improving the policy: one step by hand, the anchor of several, and probe plants whose best controller is known."""
 
+import dataclasses
 import itertools
 
 import equinox as eqx
@@ -277,6 +278,21 @@ def test_several_steps_keep_their_word(float64, toy, radius):
     np.testing.assert_allclose(report.deviation, deviation, rtol=1e-9)
     assert 0 < deviation <= radius
     assert report.predicted_cost < report.cost
+
+
+def test_steps_grow_while_they_are_kept_and_no_further_than_predictions_have_come_true(float64, toy):
+    policy, model, cost, rollout = toy
+    growing = dataclasses.replace(SEVERAL, pace_growth=1.5, radius=0.1, eta=1e-3)
+    constant = dataclasses.replace(growing, pace_growth=1.0)
+    lengths = {}
+    for name, hyper, radius in (("constant", constant, 0.4), ("wide", growing, 0.4), ("narrow", growing, 0.1)):
+        _, report = improve_policy(policy, model, cost, rollout, None, radius, hyper)
+        assert report.step.accepted
+        assert int(report.steps_taken) == SEVERAL.policy_steps
+        lengths[name] = float(report.step.step_norm)
+    assert lengths["narrow"] == pytest.approx(lengths["constant"], rel=1e-12), "a first radius allows no growth"
+    factor = min(1.5 ** (SEVERAL.policy_steps - 1), 4.0)
+    assert lengths["wide"] == pytest.approx(factor * lengths["constant"], rel=0.1)
 
 
 def test_several_steps_begin_at_the_measured_trajectories_also_where_a_gate_was_active(float64, toy, toy_spec):

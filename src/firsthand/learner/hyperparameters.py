@@ -28,6 +28,8 @@ class Hyperparameters:
     """Policy steps per episode. After the first, the trajectories are the model's, corrected by what it missed."""
     imagined: int = 0
     """Imagined trajectories with fresh references that join the measured ones in each policy step."""
+    pace_growth: float = 1.0
+    """Factor on η after every further policy step of an episode that was kept; 1 is a constant η."""
     radius: float = 0.1
     """First trust-region radius of further policy steps: root mean square change of commands, in half ranges."""
     radius_most: float = 0.5
@@ -78,6 +80,7 @@ class Hyperparameters:
             self._check(name, lambda v: v >= 1, "a whole number of at least 1")
         for name in ("imagined", "model_steps", "excited_episodes"):
             self._check(name, lambda v: v >= 0, "a whole number of at least 0")
+        self._check("pace_growth", lambda v: 1 <= v <= 10, "between 1 and 10")
         if self.radius_most < self.radius:
             raise UserError(f"radius_most is {self.radius_most}, but must be at least radius, which is {self.radius}.")
         if not self.model_hidden or any(width < 1 for width in self.model_hidden):

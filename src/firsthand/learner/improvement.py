@@ -64,7 +64,7 @@ def half_range(policy: Policy) -> Float[Array, " commands"]:
     return (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
 
 
-def _one_step(policy, dynamics, cost, data: Rollout, hyper: Hyperparameters):
+def _one_step(policy, dynamics, cost, data: Rollout, hyper: Hyperparameters, pace: Float[Array, ""] | float = 1.0):
     gradient, discount = damped_gradient(
         policy, dynamics, cost, data, hyper.discount, hyper.gradient_limit, hyper.outlier or None
     )
@@ -72,7 +72,7 @@ def _one_step(policy, dynamics, cost, data: Rollout, hyper: Hyperparameters):
         policy,
         gradient,
         data,
-        eta=hyper.eta,
+        eta=hyper.eta * pace,
         alpha=hyper.alpha,
         epsilon=hyper.epsilon,
         iterations=hyper.cg_iterations,
@@ -112,6 +112,8 @@ class _Progress(NamedTuple):
     """Whether every step was finite and inside its bounds."""
     report: StepReport
     """The last step's report."""
+    pace: Float[Array, ""]
+    """What η is multiplied by in the next step."""
 
 
 BACKTRACK = 0.4
@@ -133,7 +135,8 @@ def improve_on_model(
     The model is rolled out from the measured starts with the measured one-step residuals added back, so that it is
     exact at the policy that made the data. Imagined trajectories with fresh references keep the policy from fitting
     this episode's references alone. A step is kept when the predicted cost falls and the predicted commands differ
-    from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again.
+    from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again. The step
+    size grows with every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true.
     """
     missed = residuals(dynamics, rollout)
     starts, previews = rollout.states[:, 0], rollout.previews
@@ -149,6 +152,7 @@ def improve_on_model(
     applied = jnp.concat([rollout.commands, blank])
     free = jnp.concat([rollout.free, jnp.ones(blank.shape, bool)])
     commanded = jnp.maximum(rollout.valid.sum() * rollout.commands.shape[-1], 1)
+    fastest = jnp.maximum(radius / hyper.radius, 1.0)
     predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
     _, before = predict(policy, dynamics, *(a[:measured] for a in (starts, previews, missed, applied, free)))
@@ -164,8 +168,11 @@ def improve_on_model(
 
         best = keep_if(keep, now.candidate, now.best)
 
+        pace = now.pace * jnp.where(keep, hyper.pace_growth, BACKTRACK)
+        pace = jnp.where(first, 1.0, jnp.minimum(pace, fastest))
+
         def step_on():
-            return _one_step(best, dynamics, cost, data, hyper)
+            return _one_step(best, dynamics, cost, data, hyper, pace)
 
         def step_back():
             return jax.tree.map(lambda b, c: b + BACKTRACK * (c - b), best, now.candidate), now.report
@@ -181,6 +188,7 @@ def improve_on_model(
             rounds=now.rounds + 1,
             sound=now.sound & report.accepted & (jnp.isfinite(value) | ~first),
             report=report,
+            pace=pace,
         )
 
     zero = jnp.asarray(0.0)
@@ -194,6 +202,7 @@ def improve_on_model(
         rounds=jnp.asarray(0, jnp.int32),
         sound=jnp.asarray(True),
         report=no_step,
+        pace=jnp.asarray(1.0),
     )
     # One round more than steps: the first only judges the policy that made the data.
     end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= hyper.policy_steps), judge, start)

@@ -9,7 +9,9 @@ PRESETS: dict[str, Hyperparameters] = {
     # Ours: several steps per episode on the corrected model, with imagined trajectories, and a better fitted model.
     "fast": Hyperparameters(
         policy_steps=20,
+        pace_growth=1.5,
         imagined=30,
+        excited_episodes=2,
         model_steps=1500,
         model_rate_end=0.05,
         outlier=3.0,

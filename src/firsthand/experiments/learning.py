@@ -125,6 +125,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
 
 def tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with tuples for lists: JSON knows no tuples."""
     """Lists, which is what JSON has, as the tuples that settings are made of."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 

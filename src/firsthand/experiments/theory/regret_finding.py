@@ -14,6 +14,10 @@ from .curves import band, guide
 from .growth import Interval, growth_exponent, interval, log_slope
 
 
+CLEARLY = 0.98
+"""An exponent counts as below a value when its interval ends below this share of it."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """One schedule of η: what was measured, `(seeds, episodes)` per column."""
@@ -120,7 +124,7 @@ def conclude(size: Size, results: Sequence[Result]) -> Finding:
         return Verdict.PASS if holds else Verdict.FAIL
 
     def below(value: Interval, most: float) -> bool:
-        return bool((value.high if np.isfinite(value.high) else value.mean) < most)
+        return bool((value.high if np.isfinite(value.high) else value.mean) < CLEARLY * most)
 
     rows = (
         Comparison(

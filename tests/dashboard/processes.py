@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 300.0
+PATIENCE = 600.0
 """Seconds after which something counts as hanging; machines are slow when they are busy."""
 ROBOT = f"{Path(__file__).with_name('tiny_robot.py')}:arm"
 SMALL = ("--preset", "paper", "--model-steps", "5", "--no-report")

@@ -24,6 +24,7 @@ class Person:
 
     def __init__(self, browser, address: str, size: dict[str, int]) -> None:
         self.page = browser.new_context(viewport=size).new_page()
+        self.page.set_default_timeout(600_000)
         self.asked: list[str] = []
         self.wrong: list[str] = []
         self.page.on("request", lambda request: self.asked.append(request.url))
@@ -37,7 +38,7 @@ class Person:
         self.page.get_by_role("button", name=name, exact=True).click()
 
     def sees(self, selector: str, text: str) -> None:
-        self.page.locator(selector, has_text=text).first.wait_for(timeout=120_000)
+        self.page.locator(selector, has_text=text).first.wait_for()
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_a_person_watches_pauses_and_stops_a_run(browser, compiled, tmp_path):
             second.press("Resume")
             wait_for(lambda: episodes(run) > done, "the robot to move again")
             second.press("Stop")
-            trainer.wait(timeout=120)
+            trainer.wait(timeout=600)
             second.sees(".state", "stopped")
     assert trainer.returncode == 130
     for person in (first, second):

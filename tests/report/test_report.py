@@ -1,6 +1,7 @@
 """The report of real, tiny runs: what it holds, that it stands alone, and what it does with bad or missing data."""
 
 import base64
+import dataclasses
 import json
 import re
 import shutil
@@ -15,7 +16,7 @@ from firsthand.errors import UserError
 from firsthand.evaluation.oracle import OracleResult
 from firsthand.plants.base import AbstractPlant
 from firsthand.plants.probes import ScalarPlant
-from firsthand.report import figures_of, write_report
+from firsthand.report import figures_of, write_comparison, write_report
 from firsthand.report.gather import gather
 from firsthand.report.page import render
 from firsthand.robots import registry
@@ -213,11 +214,27 @@ def test_a_run_that_is_being_written(copied):
     assert "2 episodes · 3 s" in words_of(copied)
 
 
-def test_one_episode_of_a_robot_with_one_output(robots, tmp_path):
-    text = Page(write_report(train(tmp_path / "one", "probe", 1)).read_text("utf-8")).text
+def test_one_episode_of_a_robot_with_one_output(robots, tmp_path, monkeypatch):
+    run = train(tmp_path / "one", "probe", 1)
+    text = Page(write_report(run).read_text("utf-8")).text
     assert "random references, the last episode" in text
     assert "Stay and away" in text
     assert "52.3" not in text  # the paper has no such robot
+    assert "mean error (cm)" in text
+    # The same robot, if what it tracks is an angle.
+    before = registry.ROBOTS["probe"].make_task
+    monkeypatch.setitem(
+        registry.ROBOTS,
+        "probe",
+        registry.BuiltIn(lambda: dataclasses.replace(before(), unit="rad"), lambda payload_kg: ScalarPlant()),
+    )
+    text = words_of(run)
+    error = lines(run)[0]["tracking_error_m"]
+    assert f"{error:.{3 if error < 1 else 2}f} rad in the first episode" in text
+    assert "mean error (rad)" in text
+    assert " cm" not in text
+    with pytest.raises(UserError, match="in m and rad"):
+        write_comparison([run, train(tmp_path / "other", HOSTILE, 1)])
 
 
 def test_a_run_without_an_episode_is_said_in_one_sentence(robots, tmp_path):
@@ -233,3 +250,36 @@ def test_the_oracle_is_shown_and_doubted_where_it_is_beaten(finished, monkeypatc
     text = words_of(finished)
     assert "reaches 1.23 cm" in text
     assert "do not read this as a triumph" in text
+
+
+def test_several_runs_on_one_page(finished, copied, tmp_path):
+    hostile = copied.rename(copied.with_name("<i>copy</i>"))
+    page = write_comparison([finished, hostile], tmp_path / "both.html").read_text("utf-8")
+    parsed = Page(page)
+    assert all(link.startswith("data:") for link in parsed.links)
+    assert len(parsed.links) == 2  # learning curves, and both runs on the references
+    assert not {"script", "link", "i"} & set(parsed.tags)
+    assert "<i>copy</i>" in parsed.text
+    best = 100 * min(row["tracking_error_m"] for row in lines(finished))
+    assert parsed.text.count(f"{best:.{2 if best < 10 else 1}f}") >= 2  # the copy reached the same
+    with pytest.raises(UserError, match="given twice"):
+        write_comparison([finished, finished])
+
+
+def test_a_machine_is_neither_moved_nor_asked(copied):
+    """Nobody listens at the address; a report that connected would wait, and fail."""
+    path = copied / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["robot"] = f"{HOSTILE}@tcp/127.0.0.1:1"
+    path.write_text(json.dumps(content))
+    page = write_report(copied).read_text("utf-8")
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert headings == [
+        "Learning",
+        "Random references",
+        "The arm along the path",
+        "The last trajectory over time",
+        "Health",
+        "Configuration and provenance",
+    ]
+    assert "In episode 2, trajectory 2 the machine was" in Page(page).text

@@ -26,8 +26,8 @@ export default {
           <text :x="2" :y="11">{{ data ? data.labels[1] : "" }}</text>
         </g>
         <template v-if="data">
-          <path class="motion-reference" :d="path(data.reference)" />
-          <path class="motion-ahead" :d="path(data.actual)" />
+          <path class="motion-reference" :d="still.reference" />
+          <path class="motion-ahead" :d="still.actual" />
           <path class="motion-actual" :d="path(data.actual.slice(0, at + 1))" />
           <g v-if="data.body" class="motion-body">
             <polyline :points="line(data.body[at])" />
@@ -53,6 +53,9 @@ export default {
   computed: {
     last() {
       return this.data ? this.data.actual.length - 1 : 0;
+    },
+    still() {
+      return { reference: this.path(this.data.reference), actual: this.path(this.data.actual) };
     },
     box() {
       return { left: 40, right: this.width - 10, top: 18, bottom: this.height - 30 };

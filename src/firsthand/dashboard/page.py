@@ -20,6 +20,8 @@ from .follow import RunFollower, Runs
 
 EVERY_S = 1.0
 """How often a browser is told what is new."""
+CHARTS_S = 3.0
+"""How often at most the charts are drawn anew: simulated episodes may be faster than a phone can draw."""
 SHOWN_EVENTS = 40
 MOST_EPISODES = 200
 """So many of the newest episodes are offered to go back to."""
@@ -73,6 +75,7 @@ class View:
         self.asked: dict[str, float] = {}
         """Requests without an answer yet, and when they were made."""
         self.drawn: Any = None
+        self.drawn_at = 0.0
         self.offered: Any = None
 
     @property
@@ -219,8 +222,9 @@ class View:
         self._refresh_answers(status)
         versions = tuple((name, follower.version) for name, follower in self.runs.followers.items())
         shown = (self.main, tuple(sorted(self.compared)), versions, self.episode, self.trajectory)
-        if shown != self.drawn:
-            self.drawn = shown
+        chosen = self.drawn is None or shown[:2] + shown[3:] != self.drawn[:2] + self.drawn[3:]
+        if shown != self.drawn and (chosen or time.monotonic() - self.drawn_at >= CHARTS_S):
+            self.drawn, self.drawn_at = shown, time.monotonic()
             self._refresh_charts(run)
             self._refresh_earlier(run)
             self._refresh_happened(run)

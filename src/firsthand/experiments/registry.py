@@ -21,6 +21,7 @@ EXPERIMENTS: dict[str, str] = {
     "self-correction": "self_correction:SelfCorrection",
     "fidelity": "fidelity:Fidelity",
     "fast": "fast:Fast",
+    "ingredients": "ingredients:Ingredients",
 }
 """Name to `module:class` in this package, in the order of the paper."""
 

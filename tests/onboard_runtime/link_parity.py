@@ -46,7 +46,7 @@ def first_episode(config: TrainingConfig, machine: LockStepMachine) -> tuple[Epi
 
 def main(address: str) -> None:
     """Print what differs."""
-    config = TrainingConfig.of("excavator", episodes=6, model_steps=20, policy_steps=2, imagined=2)
+    config = TrainingConfig.of("excavator", "paper", episodes=6, model_steps=20)
     task = config.make_task()
     over_link = learned(RemoteRobot(address, task), config)
     disconnect(address)

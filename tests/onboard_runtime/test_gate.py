@@ -78,7 +78,7 @@ def check(result: GateResult, before: np.ndarray, change: np.ndarray, proposed: 
     assert (result.free == (proposed.astype(np.float32) == result.command)).all()
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.lists(steps, min_size=1, max_size=25))
 def test_no_output_is_ever_outside_its_limits(sequence):
     state = GATE.start()

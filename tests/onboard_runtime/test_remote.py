@@ -25,7 +25,7 @@ from firsthand_onboard.gate import GateLimits
 
 from .processes import Process, free_port, random_policy, wait_for
 
-SMALL = ("--episodes", "4", *SETTINGS["fast"], "--no-report")
+SMALL = ("--episodes", "4", *SETTINGS["paper"], "--no-report")
 
 
 @pytest.fixture(scope="module")

@@ -60,19 +60,25 @@ CONDITIONS = (
 )
 
 
+QUICK = ("fast", "paper")
+"""Conditions of the quick size."""
+
+
 class Fast(Experiment):
     """The figures of the fast preset."""
 
     name = "fast"
     shows = "the paper's accuracy in a tenth of the robot time, and how steady it is"
     figure = "ours"
-    cost = Cost(full_min=45, quick_s=240)
+    cost = Cost(full_min=45, quick_s=90)
     seeds = Seeds(full=5, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:
         """One per condition and seed."""
         jobs = []
         for condition in CONDITIONS:
+            if size.name == "quick" and condition.name not in QUICK:
+                continue
             full, quick, tiny = condition.episodes
             for seed in range(min(size.seeds, condition.seeds)):
                 if size.name == "full" and seed < condition.longer[0]:
@@ -216,9 +222,10 @@ def judged(
             flow = float(np.median(at_mark(fast, 8, f"newest_{kind}_m")))
             value = float(np.median(at_mark(runs["pressure"], 12, f"newest_{kind}_m")))
             centimetres(f"pressure-model excavator, {kind}, after 12 (flow-source after 8)", value, flow)
-    arm = float(np.median(at_mark(runs["soft-arm"], 5, "newest_shapes_m")))
-    centimetres("soft arm, shapes, after 5 episodes", arm, 0.0295)
-    for kind in ("random", "shapes"):
+    if runs["soft-arm"]:
+        arm = float(np.median(at_mark(runs["soft-arm"], 5, "newest_shapes_m")))
+        centimetres("soft arm, shapes, after 5 episodes", arm, 0.0295)
+    for kind in ("random", "shapes") if runs["faulty"] else ():
         clean = float(np.median(at_mark(fast, 25, f"kept_{kind}_m")))
         value = float(np.median(at_mark(runs["faulty"], 25, f"kept_{kind}_m")))
         centimetres(f"spikes and a stuck sensor, {kind}, kept policy after 25 (1.25 × clean)", value, 1.25 * clean)

@@ -37,13 +37,13 @@ class Ingredients(Experiment):
     name = "ingredients"
     shows = "what each part of the fast preset is worth"
     figure = "ours"
-    cost = Cost(full_min=40, quick_s=150)
+    cost = Cost(full_min=40, quick_s=90)
     seeds = Seeds(full=3, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:
         """One per part, all its seeds side by side."""
         jobs = []
-        chosen = size.pick(full=list(LEFT_OUT), quick=list(LEFT_OUT)[:3], tiny=list(LEFT_OUT)[:1])
+        chosen = size.pick(full=list(LEFT_OUT), quick=list(LEFT_OUT)[:2], tiny=list(LEFT_OUT)[:1])
         for name in chosen:
             setup = Setup(
                 preset="fast",

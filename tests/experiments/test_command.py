@@ -97,6 +97,18 @@ def test_ray_that_is_not_installed_is_named(refusal: Callable[..., str], monkeyp
     assert "firsthand[ray]" in refusal("convergence", "--on", "ray")
 
 
+@pytest.mark.slow
+def test_all_of_them_in_the_smallest_form(tmp_path: Path) -> None:
+    """Through the command line, in processes; what they share is run once."""
+    command = [sys.executable, "-m", "firsthand", "experiment", "all", "--tiny", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = (tmp_path / "out" / "summary.md").read_text()
+    for name in EXPERIMENTS:
+        assert f"[{name}]({name}/finding.md)" in summary
+        assert (tmp_path / "out" / name / "finding.json").exists()
+
+
 def test_ctrl_c_leaves_everything_resumable_and_says_how_to_continue(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "firsthand", "experiment", "payload", "--tiny", "--out", str(tmp_path / "my out")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)

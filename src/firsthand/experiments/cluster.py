@@ -61,7 +61,7 @@ class Mailbox:
         return messages
 
 
-def work(id: str, contents: dict[str, bytes], mailbox: Any, threads: int) -> str | None:
+def work(id: str, attempt: int, contents: dict[str, bytes], mailbox: Any, threads: int) -> str | None:
     """Run a job on a worker: `contents` are the files of its folder. Returns what went wrong, or None."""
     import ray
     from ray.exceptions import RayError
@@ -81,8 +81,8 @@ def work(id: str, contents: dict[str, bytes], mailbox: Any, threads: int) -> str
         now = snapshot(folder)
         changed = {name: (folder / name).read_bytes() for name, stamp in now.items() if sent.get(name) != stamp}
         gone = [name for name in sent if name not in now]
-        message = {"id": id, "done": done, "note": note, "pid": os.getpid(), "files": changed, "gone": gone}
-        ray.get(mailbox.put.remote(message))
+        told = {"id": id, "attempt": attempt, "done": done, "note": note, "pid": os.getpid()}
+        ray.get(mailbox.put.remote({**told, "files": changed, "gone": gone}))
         sent, last = now, time.monotonic()
 
     def report(done: int, note: str = "") -> None:
@@ -146,11 +146,13 @@ class RayPool(Pool):
         self._mailbox = ray.remote(num_cpus=0)(Mailbox).remote()
         self._work = ray.remote(num_cpus=1, max_retries=0)(work)
         self._running: dict[Any, tuple[str, Path]] = {}
+        self._attempts: dict[str, int] = {}
 
     def start(self, id: str, folder: Path) -> None:
         """Send the job with what its folder holds."""
         contents = {name: (folder / name).read_bytes() for name in snapshot(folder) if name not in ("log.txt",)}
-        self._running[self._work.remote(id, contents, self._mailbox, 1)] = (id, folder)
+        self._attempts[id] = self._attempts.get(id, 0) + 1
+        self._running[self._work.remote(id, self._attempts[id], contents, self._mailbox, 1)] = (id, folder)
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What workers have sent, and which have ended."""
@@ -158,6 +160,8 @@ class RayPool(Pool):
         folders = {id: folder for id, folder in self._running.values()}
         events: list[Event] = []
         for message in self._ray.get(self._mailbox.fetch.remote()):
+            if message["attempt"] != self._attempts[message["id"]] or message["id"] not in folders:
+                continue  # the last words of a worker that was lost, and whose job has gone on without it
             receive(folders[message["id"]], message)
             if message["done"] is not None:
                 note = f"{message['note']} · worker {message['pid']}".removeprefix(" · ")

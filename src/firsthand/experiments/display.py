@@ -56,7 +56,7 @@ class Display:
     def plan(self, jobs: list[Job]) -> None:
         """These jobs will be run."""
         if self._kept:
-            say(f"{len(self._kept)} finished job{'s' if len(self._kept) > 1 else ''} of an earlier call are kept.")
+            say(f"Kept from an earlier call: {len(self._kept)} finished job{'s' if len(self._kept) > 1 else ''}.")
         self._total = sum(job.steps * job.weight for job in jobs)
         self._began = self._said = time.monotonic()
         if self.live and jobs:

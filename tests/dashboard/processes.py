@@ -34,7 +34,8 @@ def environment(cache: Path) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "XDG_CACHE_HOME": str(cache),
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+        # Compiled fast, not fast code: the robot is tiny.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
     }
 
 

@@ -28,6 +28,19 @@ MOST_REFUSED = 3
 SEEN = 0.5
 """A policy is proven only by an episode of which more than this share was seen."""
 
+PROVEN_OVER = 3
+"""Episodes that a policy's proof looks at: its own and the ones before it."""
+
+
+def proof(errors: Sequence[float]) -> float:
+    """How well the last episode's policy is proven, given the errors of the episodes so far; the lower, the better.
+
+    The larger of its own error and the mean over `PROVEN_OVER` episodes. References differ in difficulty: one easy
+    episode proves little, unless the policies just before, which are much like it, did well too.
+    """
+    recent = [error for error in errors[-PROVEN_OVER:] if np.isfinite(error)]
+    return max(errors[-1], float(np.mean(recent))) if recent else float("nan")
+
 
 FIRST_CAPACITY = 1 << 20
 """Most transitions that the buffer is made for at first (838 episodes of the excavator); it doubles when it is full."""
@@ -63,6 +76,8 @@ class Trainer:
         self.operators_policy: Policy | None = None
         """A policy that a person has put in place; it needs no approval."""
         self.best_error = float("inf")
+        """The `proof` of the policy that is kept."""
+        self._errors: list[float] = []
 
     def train(self) -> None:
         """Episodes until the configured number is reached or a stop is requested."""
@@ -156,9 +171,11 @@ class Trainer:
         arrays = {**summary.record.arrays(), **policy_arrays(policy)}
         self.run.save_episode(self.episode, arrays, {"episode": self.episode})
         self.run.append_metrics(summary.metrics)
-        if summary.metrics["tracking_error_m"] < self.best_error and summary.record.valid.mean() > SEEN:
-            self.best_error = summary.metrics["tracking_error_m"]
-            self.run.save_best(policy_arrays(policy), {"episode": self.episode, "tracking_error_m": self.best_error})
+        error = summary.metrics["tracking_error_m"]
+        self._errors = [*self._errors, error][-PROVEN_OVER:]
+        if proof(self._errors) < self.best_error and summary.record.valid.mean() > SEEN:
+            self.best_error = proof(self._errors)
+            self.run.save_best(policy_arrays(policy), {"episode": self.episode, "tracking_error_m": error})
         self.run.save_checkpoint(self.episode, to_arrays(self._checkpoint()), {"best_error_m": self.best_error})
 
     def _checkpoint(self) -> dict[str, Any]:
@@ -177,6 +194,8 @@ class Trainer:
             self.episode = checkpoint.episode
             self.best_error = float(checkpoint.info["best_error_m"])
         self.run.rewind(self.episode)
+        errors = [row["tracking_error_m"] for row in self.run.read_metrics()][-PROVEN_OVER:]
+        self._errors = [float("nan") if error is None else error for error in errors]
         for episode in range(1, self.episode + 1):
             arrays, _ = self.run.load_episode(episode)
             self.buffer = append(self.buffer, as_rollout(self.task.spec, EpisodeRecord.from_arrays(arrays)))

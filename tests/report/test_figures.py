@@ -34,7 +34,7 @@ def test_learning_curves_of_several_runs():
     runs = [history("one $x", [1.0] * 40), history("two", [2.0, None, 0.0])]
     figure = learning_curves(runs, oracle_error_m=0.02)
     labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert labels == ["one $x", "two", "oracle: best possible"]
+    assert labels == ["one $x", "two", "oracle: true gradients"]
     png, svg = save(figure)
     assert png.startswith(b"\x89PNG")
     assert b"<svg" in svg

@@ -1,4 +1,4 @@
-"""The oracle: the same policy class trained with the plant's true gradients. It tells what the best possible error is.
+"""The oracle: the same policy class trained with the plant's true gradients. It tells what error is possible.
 
 Backpropagation through time through the simulated plant itself, Adam with a decaying rate, a fixed budget, the best of
 several random starts. Nothing here is available on a real robot.

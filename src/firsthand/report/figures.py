@@ -50,7 +50,7 @@ def learning_curves(
         _error_curve(error, x, y, color, None if len(histories) == 1 else history.label, _dots(history))
         shown.append(y)
     if oracle_error_m is not None and np.isfinite(oracle_error_m):
-        error.axhline(unit.of(oracle_error_m), color=INK, linestyle="--", linewidth=1.2, label="oracle: best possible")
+        error.axhline(unit.of(oracle_error_m), color=INK, linestyle="--", linewidth=1.2, label="oracle: true gradients")
         shown.append(unit.of(oracle_error_m))
     _finish(error, shown, episodes, f"tracking error ({unit.shown})")
     if error.get_legend_handles_labels()[0]:

@@ -40,7 +40,7 @@ class RunReport:
     poses: Poses | None
     """The robot along that path, where its parts are known."""
     oracle: dict[str, Any] | None
-    """What is best possible, where it is known."""
+    """What the oracle reaches, where it is known."""
 
     @property
     def unit(self) -> Unit:

@@ -207,7 +207,7 @@ def learn(parameters: dict[str, Any], variant: str, report: Report) -> list[dict
     from .together import member
 
     chosen = parameters["variants"][variant]
-    group = make_group(parameters)
+    group = make_group(_with_room(parameters))
     if chosen["biased"]:
         dynamics, optimizer, records = wrong_model(parameters)
         group.state = eqx.tree_at(lambda s: (s.dynamics, s.optimizer), group.state, (dynamics, optimizer))
@@ -256,7 +256,7 @@ def wrong_model(parameters: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     from .theory.setup import make_group
     from .together import stacked
 
-    group = make_group(parameters)
+    group = make_group(_with_room(parameters))
     sign = np.ones(group.task.spec.layout.num_commands, np.float32)
     sign[parameters["flipped"]] = -1.0
     layout, episodes = group.task.spec.layout, []
@@ -268,7 +268,7 @@ def wrong_model(parameters: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
             starts[:, layout.command_start :] *= np.tile(sign, layout.command_memory)
             wrong.append(dataclasses.replace(record, starts=starts, commands=record.commands * sign))
         episodes.append(wrong)
-    taught = make_group(parameters)
+    taught = make_group(_with_room(parameters))
     for wrong in episodes:
         taught.remember(wrong)
     rollout = stacked([as_rollout(taught.task.spec, record) for record in episodes[-1]])
@@ -278,3 +278,8 @@ def wrong_model(parameters: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
         state = learn_all(state, taught.buffer, rollout)
     jax.block_until_ready(state)
     return state.dynamics, state.optimizer, episodes
+
+
+def _with_room(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Buffers that hold the wrong data, too."""
+    return {**parameters, "episodes": parameters["episodes"] + parameters["before"]}

@@ -55,8 +55,9 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
     console.print(table)
     if oracle is not None:
         console.print(
-            f"Oracle (this policy class, trained with the true gradients): {unit.with_unit(oracle['shapes_error_m'])} on these "
-            f"references, {unit.with_unit(oracle['random_error_m'])} on random ones."
+            "Oracle (this policy class, trained with the true gradients): "
+            f"{unit.with_unit(oracle['shapes_error_m'])} on these references, "
+            f"{unit.with_unit(oracle['random_error_m'])} on random ones."
         )
         if oracle["failed"]:
             console.print(

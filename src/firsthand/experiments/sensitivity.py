@@ -76,7 +76,7 @@ class Sensitivity(Experiment):
     """A grid over α, ε and η."""
 
     name = "sensitivity"
-    shows = "η matters little, ε and α more"
+    shows = "the step size η matters little, ε and α more"
     figure = "section 5.2"
     cost = Cost(full_min=32, quick_s=110)
     seeds = Seeds(full=1, quick=1, tiny=1)

@@ -15,8 +15,8 @@ MOST_POINTS = 400
 """Curves with more are thinned out, so that a phone can draw a run of thousands of episodes."""
 MOST_MARKS = 12
 """So many of the newest events are marked in a chart."""
-SHORT = "v => String(Number(v.toPrecision(2)))"
-"""The one piece of script among the options, and a constant: 0.0625 as 0.063."""
+SHORT = "v => String(Number(v.toPrecision(3)))"
+"""The one piece of script among the options, and a constant: 0.03125 as 0.0313."""
 MOST_LABEL = 44
 """Characters of a name or a mark."""
 MARKED = ("payload", "return", "restore", "fault")

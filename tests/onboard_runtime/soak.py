@@ -251,6 +251,7 @@ def trainer_kills(count: int, rng: random.Random) -> dict[str, Any]:
                 trainer.send_signal(signal.SIGKILL)
                 trainer.communicate(timeout=60)
                 done = len(rows(out))  # the newest may lack its checkpoint: then it is the one that is lost
+                print(f"killed {i + 1} times, {done} episodes", flush=True)
             trainer = firsthand.start("train", served.address, "--out", out, "--resume", *small)
             wait_for(lambda: len(rows(out)) > done, "an episode after the last kill", 600)
             trainer.send_signal(signal.SIGKILL)
@@ -287,16 +288,16 @@ def main() -> None:
     results = {}
     for (name, run), count in zip(runs.items(), counts, strict=True):
         if count:
-            results[name] = run()
+            results[name] = {**run(), "load": round(os.getloadavg()[0], 1)}
             print(name, json.dumps(results[name]), flush=True)
+            if given_.out:  # after every scene: an hour's work shall not be lost in the last one
+                given_.out.write_text(json.dumps(results, indent=2) + "\n")
     table = Table("scene", "result", "holds")
     for name, result in results.items():
         table.add_row(
             name, ", ".join(f"{k} {v}" for k, v in result.items() if k != "ok"), "yes" if result["ok"] else "NO"
         )
     Console().print(table)
-    if given_.out:
-        given_.out.write_text(json.dumps(results, indent=2) + "\n")
     sys.exit(0 if all(result["ok"] for result in results.values()) else 1)
 
 

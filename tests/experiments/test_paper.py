@@ -12,8 +12,9 @@ import pytest
 
 from firsthand.experiments import Finding, Job, Size, Verdict, files, learning, worker
 from firsthand.experiments.curves import Curves, power_law
-from firsthand.experiments.payload import schedule
+from firsthand.experiments.payload import responses, schedule
 from firsthand.experiments.registry import EXPERIMENTS, find
+from firsthand.experiments.sensitivity import effect
 from firsthand.experiments.study import Study
 from firsthand.plants.excavator import PAYLOADS
 
@@ -148,3 +149,23 @@ def test_payloads_are_switched_every_five_to_ten_episodes() -> None:
     kilograms = [kg for _, kg in switches]
     assert set(kilograms) == set(PAYLOADS.values())
     assert all(a != b for a, b in pairwise(kilograms))
+
+
+def test_factor_and_recovery_after_a_switch_are_read_off_right() -> None:
+    """Two seeds: one doubles and is back in the third episode after the switch, the other does not come back."""
+    error = np.ones((2, 20))
+    error[0, 9:12] = 2.0, 1.5, 1.3  # episodes 10, 11, 12
+    error[1, 9:] = 4.0
+    curves, squared = Curves(np.arange(1, 21), error), Curves(np.arange(1, 21), error**2)
+    factor, loss, needed, later = responses(curves, squared, [10], [(1, 0.0), (10, 900.0), (17, 0.0)], 20)
+    np.testing.assert_allclose(factor, [2.0, 4.0])
+    np.testing.assert_allclose(loss, [4.0, 16.0])
+    np.testing.assert_array_equal(needed, [3, np.inf])
+    np.testing.assert_allclose(later, [1.0, 4.0])
+
+
+def test_the_effect_of_a_setting_is_what_it_alone_changes() -> None:
+    """An error that goes with the square of α, not at all with ε, and with η only as its root."""
+    grid = (1.0, 2.0, 4.0)
+    errors = {(a, e, h): a**2 * h**0.5 for a in grid for e in grid for h in grid}
+    assert [effect(errors, name, grid) for name in ("alpha", "epsilon", "eta")] == pytest.approx([16.0, 1.0, 2.0])

@@ -45,7 +45,7 @@ class Payload(Experiment):
         parameters = results[0].job.parameters
         switches = [(int(e), float(kg)) for e, kg in parameters["payloads"]]
         counted = [e for e, _ in switches if COUNTED_FROM[size.name] <= e <= EPISODES[size.name] - 5]
-        factors, losses, needed, after_five = _responses(error, loss, counted, switches, EPISODES[size.name])
+        factors, losses, needed, after_five = responses(error, loss, counted, switches, EPISODES[size.name])
         factor, within = float(np.median(factors)), float(np.mean(needed <= 5))
         recovery, level = float(np.median(needed)), float(np.median(after_five))
         verdict = Verdict.of(recovery <= 5, size)
@@ -99,7 +99,7 @@ def example(switches: tuple[tuple[int, float], ...], episodes: int) -> tuple[int
     return at - 1, at, at + 5
 
 
-def _responses(
+def responses(
     error: Curves, loss: Curves, counted: list[int], switches: list[tuple[int, float]], last: int
 ) -> tuple[np.ndarray, ...]:
     """Per seed and switch: factor in error, in loss, episodes until recovered (∞: not until the next), level at +5."""
@@ -181,9 +181,9 @@ def _paths(results: list[Result], error: Curves) -> Figure:
     result = results[0]
     spec = make_task("excavator").spec
     panels = []
-    for episode, what in zip(result.job.parameters["records"], ("before", "just switched", "adapted"), strict=True):
+    for episode, now in zip(result.job.parameters["records"], ("", "now ", ""), strict=True):
         arrays, _ = files.read_arrays(result.folder / "records" / f"{episode:06d}.safetensors")
         record = records_from_arrays(arrays, 1)[0]
         kg = float(_payloads(np.asarray([episode]), [tuple(s) for s in result.job.parameters["payloads"]])[0])
-        panels.append(PathPanel.of(f"episode {episode}: {kg:g} kg, {what}", spec, record))
+        panels.append(PathPanel.of(f"episode {episode}, {now}{kg:g} kg", spec, record))
     return path_grid([panels], PathAxes.of(spec))

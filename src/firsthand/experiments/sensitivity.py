@@ -99,7 +99,7 @@ class Sensitivity(Experiment):
         table = {name: np.concatenate([t[name] for t in tables]) for name in tables[0]}
         grid = GRIDS[size.name]
         errors = _mean_errors(table)
-        effects = {name: _effect(errors, name, grid[name]) for name in NAMES}
+        effects = {name: effect(errors, name, grid[name]) for name in NAMES}
         ranked = sorted(NAMES, key=lambda n: -effects[n])
         verdict = Verdict.of(ranked[-1] == "eta", size)
         best = min(errors, key=lambda s: errors[s])
@@ -160,7 +160,7 @@ def _mean_errors(table: dict[str, np.ndarray]) -> dict[tuple[float, ...], float]
     return {setting: float(np.exp(np.mean(np.log(values)))) for setting, values in errors.items()}
 
 
-def _effect(errors: dict[tuple[float, ...], float], name: str, values: tuple[float, ...]) -> float:
+def effect(errors: dict[tuple[float, ...], float], name: str, values: tuple[float, ...]) -> float:
     """Largest over smallest error while one setting is varied and the others stay; log-scale mean over the others."""
     at = NAMES.index(name)
     ratios = []

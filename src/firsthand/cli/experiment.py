@@ -25,7 +25,7 @@ class Experiment:
     list: _Switch = False
     """Name the experiments, what each shows and what it takes."""
     quick: _Switch = False
-    """A small form: shorter runs and fewer seeds. All of them together take ten minutes on two cores."""
+    """A small form: shorter runs and fewer seeds."""
     tiny: Suppress[bool] = False
     """A still smaller form, for the tests."""
     seeds: _Whole = None
@@ -126,7 +126,7 @@ def _print_list(experiments: Any) -> None:
     table.add_column("name", no_wrap=True)
     table.add_column("what it shows")
     table.add_column("in the paper", no_wrap=True)
-    table.add_column("core time\nfull", justify="right", no_wrap=True)
+    table.add_column("core time, about\nfull", justify="right", no_wrap=True)
     table.add_column("\n--quick", justify="right", no_wrap=True)
     table.add_column("seeds\nfull", justify="right", no_wrap=True)
     table.add_column("\nquick", justify="right", no_wrap=True)

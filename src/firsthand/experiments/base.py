@@ -77,7 +77,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an experiment takes, in core time, measured on the two cores of docs/experiments.md."""
+    """What an experiment takes in core time, roughly; docs/experiments.md says what it rests on."""
 
     full_min: float
     """Core-minutes of the full size."""

@@ -58,6 +58,7 @@ def test_what_a_person_asks_for_happens_between_episodes(compiled, tmp_path):
         folder = files.folder_of(run) / files.REQUESTS
         for number, data in enumerate((b"", b"\xff{", b"[1]", b'{"format": 9}', b"x" * 10_000)):
             (folder / f"{number:020d}-00000000.json").write_bytes(data)
+        os.mkfifo(folder / f"{9:020d}-00000000.json")
         assert not answer(run, stale)["ok"]
         wait_for(lambda: not os.listdir(folder), "an empty folder")
         assert not ask(run, "return", 999)["ok"]

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -151,7 +152,11 @@ def read_request(run: str | os.PathLike[str], name: str) -> Request:
     """One request; `UserError` for anything that is none."""
     path = folder_of(run) / REQUESTS / name
     try:
-        with path.open("rb") as file:
+        # Not a pipe, which would keep the trainer waiting, and not a link to somewhere else.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise UserError(f"{path} is no file.")
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise UserError(f"{path} is larger than a request may be.")

@@ -17,12 +17,11 @@ from urllib.parse import parse_qs
 SAFE = ("GET", "HEAD")
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'none'"
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' {sockets}; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'none'"
 )
 """Nothing may come from elsewhere or go there; Vue needs the two `unsafe` ones for what it compiles."""
 HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
     (b"x-frame-options", b"DENY"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -38,6 +37,8 @@ class Guarded:
     def __init__(self, app: Any, token: str, hosts: Iterable[str]) -> None:
         self.app, self.token, self.hosts = app, token, frozenset(host.lower() for host in hosts)
         self.origins = frozenset(f"http://{host}" for host in self.hosts)
+        policy = POLICY.format(sockets=" ".join(f"ws://{host}" for host in sorted(self.hosts)))
+        self.headers = (*HEADERS, (b"content-security-policy", policy.encode()))
         # Cookies do not know ports: two pages on one computer need names of their own.
         self.cookie = "firsthand_" + "_".join(sorted({host.rpartition(":")[2] for host in self.hosts}))
 
@@ -51,7 +52,9 @@ class Guarded:
         elif scope["type"] == "http" and scope["path"] == "/" and b"token=" in scope["query_string"]:
             await self._enter(scope, receive, send)
         elif self._has_cookie(scope):
-            await self.app(scope, receive, _with_headers(send))
+            # There is no proxy in front of this: whoever says so is not believed.
+            honest = [(name, value) for name, value in scope["headers"] if not name.startswith(b"x-forwarded")]
+            await self.app({**scope, "headers": honest}, receive, self._with_headers(send))
         else:
             await refuse(scope, receive, send)
 
@@ -73,6 +76,14 @@ class Guarded:
                 continue
             found += [morsel.value for name, morsel in jar.items() if name == self.cookie]
         return any(self._is_token(value) for value in found)
+
+    def _with_headers(self, send: Any) -> Any:
+        async def wrapped(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
+            await send(message)
+
+        return wrapped
 
     def _is_token(self, value: str) -> bool:
         return secrets.compare_digest(value.encode("utf-8", "replace"), self.token.encode())
@@ -100,15 +111,6 @@ async def _answer(send: Any, status: int, kind: bytes, body: bytes, more: tuple 
     headers = [(b"content-type", kind), (b"content-length", length), (b"cache-control", b"no-store"), *HEADERS, *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _with_headers(send: Any) -> Any:
-    async def wrapped(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
-        await send(message)
-
-    return wrapped
 
 
 def _values(scope: Any, name: bytes) -> list[str]:

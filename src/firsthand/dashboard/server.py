@@ -132,7 +132,7 @@ def serve(runs: Runs, place: Place, *, unwanted: Callable[[], bool] | None = Non
     async def follow() -> None:
         alone = 0.0
         while True:
-            await asyncio.to_thread(runs.poll)
+            runs.poll()  # not in a thread: a browser must never see half of what was read
             await asyncio.sleep(EVERY_S)
             watched = any(client.has_socket_connection for client in Client.instances.values())
             alone = 0.0 if watched else alone + EVERY_S

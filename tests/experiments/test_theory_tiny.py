@@ -11,7 +11,9 @@ from firsthand.experiments import Size, Verdict, worker
 from firsthand.experiments.registry import find
 from firsthand.experiments.study import Study
 
-EVERY = ("step-bound", "self-correction", "regret", "noise", "fidelity", "deployment")
+LONG = ("self-correction", "regret", "noise", "fidelity", "deployment")
+"""They compile for half a minute or more."""
+EVERY = ("step-bound", *(pytest.param(name, marks=pytest.mark.slow) for name in LONG))
 
 
 @pytest.fixture(scope="module", autouse=True)

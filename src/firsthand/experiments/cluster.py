@@ -139,8 +139,8 @@ class RayPool(Pool):
                 namespace="firsthand",
                 **(own if address is None else {"address": address}),  # pyright: ignore[reportArgumentType]
             )
-        except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        except Exception as error:  # Ray raises a bare one where a machine is too busy to start it
+            reason = str(error).splitlines()[0].removesuffix(".") if str(error) else type(error).__name__
             raise UserError(f"no Ray cluster can be used at {address or 'this machine'}: {reason}.") from error
         self.slots = slots or max(int(ray.cluster_resources().get("CPU", 1)), 1)
         self._mailbox = ray.remote(num_cpus=0)(Mailbox).remote()

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from ..report.style import INK, PALETTE, log_scale, styled
 from .base import Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
+from .theory.curves import log_across
 
 EPSILONS = (0.005, 0.05, 0.5)
 """The paper's, and ten times less and more."""
@@ -95,9 +96,9 @@ class StepBound(Experiment):
         text = (
             "Gradients of policies that learn on the simulated excavator were scaled to norms over six decades, and "
             "the preconditioned step was taken at each. With α = 0 its length follows ‖∇‖/(ε + ‖∇‖²) and touches "
-            f"1/(2√ε) at ‖∇‖ = √ε; with α = {ALPHAS[1]:g} it stays below, because directions that change commands are "
-            f"held back more. The longest of {len(real)} steps of the learning itself was {real.max():.2f} of the "
-            "bound."
+            f"1/(2√ε) at ‖∇‖ = √ε; with α = {ALPHAS[1]:g} steps are shorter for small gradients, may be longer for "
+            "large ones, and keep the same bound. "
+            f"The longest of {len(real)} steps of the learning itself was {real.max():.2f} of the bound."
         )
         return Finding(
             _verdict(passed),
@@ -142,10 +143,10 @@ def step_figure(swept: dict[str, np.ndarray], learned: dict[str, np.ndarray], hy
     steps = learned["step_norm"] / hyper["eta"]
     label = f"steps of learning, ε = {hyper['epsilon']:g}, α = {hyper['alpha']:g}"
     axes.plot(learned["gradient_norm"], steps, color=INK, marker=".", markersize=4, linestyle="none", label=label)
-    axes.set_xscale("log")
+    log_across(axes)
     log_scale(axes, [*shown, steps])
     axes.set_xlabel("norm of the gradient ‖∇‖")
     axes.set_ylabel("length of the step ‖Λ⁻¹∇‖")
     axes.set_title("Lines: ‖∇‖/(ε + ‖∇‖²); dashed: 1/(2√ε); diamonds: ‖∇‖ = √ε", loc="left")
-    axes.legend(loc="lower center", ncols=2)
+    figure.legend(loc="outside lower center", ncols=3)
     return figure

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from ...report.style import INK
+from ...report.style import INK, plain_number
 from ..curves import Curves
 
 
@@ -24,4 +25,13 @@ def band(axes: Axes, x: np.ndarray, values: Float[np.ndarray, "seeds points"], c
 def guide(axes: Axes, x: np.ndarray, through: float, power: float, label: str) -> None:
     """A thin line ∝ x^power that ends at `through`."""
     axes.plot(x, through * (x / x[-1]) ** power, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
-    axes.annotate(label, (x[-1], through), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+    at = x[len(x) // 3]
+    place = (at, through * (at / x[-1]) ** power)
+    axes.annotate(label, place, xytext=(5, -5), textcoords="offset points", va="top", fontsize=9)
+
+
+def log_across(axes: Axes) -> None:
+    """A logarithmic horizontal axis with plain numbers."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())

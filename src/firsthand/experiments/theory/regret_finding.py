@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from ...report.style import FAINT, INK, PALETTE, log_scale, styled
 from ..base import Comparison, Finding, Result, Size, Verdict
 from .bounds import PolicyConstants, newest_episode_gap, one_step_bound, regret_bound
-from .curves import band, guide
+from .curves import band, guide, log_across
 from .growth import Interval, growth_exponent, interval, log_slope
 
-
+ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+"""Where a legend covers no curve."""
 CLEARLY = 0.98
 """An exponent counts as below a value when its interval ends below this share of it."""
 
@@ -260,20 +261,20 @@ def regret_figure(
     last = float(np.exp(np.log(np.maximum(constant.regret[:, -1], 1e-12)).mean()))
     guide(left, x, last, 1.0, "T")
     guide(left, x, last, 0.5, "√T")
-    left.set_xscale("log")
+    log_across(left)
     log_scale(left, shown)
     left.set_xlabel("episodes T")
     left.set_ylabel("regret R_T")
-    left.legend(loc="upper left")
+    left.legend(**ABOVE)
     shown = [
         band(right, x, bounds, INK, label="bound, measured constants", linestyle="--"),
         band(right, x, np.cumsum(constant["cost"], axis=1), FAINT, label="Σ cost: no regret is larger"),
         band(right, x, constant.regret, PALETTE[0], label="measured R_T"),
     ]
-    right.set_xscale("log")
+    log_across(right)
     log_scale(right, shown)
     right.set_xlabel("episodes T")
-    right.legend(loc="center right")
+    right.legend(**ABOVE)
     return figure
 
 
@@ -295,7 +296,7 @@ def gradient_figure(constant: Schedule) -> Figure:
         band(means, x, np.cumsum(constant[n] ** 2, axis=1) / x, color, label=f"(1/T) Σ {label.split(',')[0]}²")
         for n, label, color in drawn[:2]
     ]
-    means.set_xscale("log")
+    log_across(means)
     log_scale(means, mean_squares)
     means.set_ylabel("mean square up to T")
     means.legend(loc="best")
@@ -332,9 +333,9 @@ def data_figure(constant: Schedule) -> Figure:
             band(model, x, regret, PALETTE[0], label="measured, against a refit model"),
         ],
     )
-    model.set_xscale("log")
+    log_across(model)
     model.set_ylabel("model regret on the newest episode")
-    model.legend(loc="best")
+    model.legend(**ABOVE)
     drawn = (
         ("growth_per_step", "‖Π(A + BK)‖^(1/H)", PALETTE[0]),
         ("spectral_radius", "largest eigenvalue", PALETTE[1]),

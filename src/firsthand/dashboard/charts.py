@@ -54,7 +54,7 @@ def logarithmic(name: str, values: Sequence[np.ndarray]) -> dict[str, Any]:
     flat = flat[np.isfinite(flat) & (flat > 0)]
     axis: dict[str, Any] = {"type": "log", "name": name, **_axis()}
     if not len(flat):
-        return axis | {"type": "value", "min": 0, "max": 1}
+        return axis | {"logBase": 10, "min": 1, "max": 10, "interval": 1}
     narrow = flat.max() / flat.min() < 30
     base = 2.0 if narrow else 10.0
     low = math.floor(math.log(flat.min(), base) + 1e-9)
@@ -85,7 +85,7 @@ def episode_axis(most: float) -> dict[str, Any]:
         "nameLocation": "middle",
         "nameGap": 22,
         "min": 1 if most > 1 else 0,
-        "max": max(most, 2),
+        "max": most if most > 2 else 2,
         "minInterval": 1,
         "axisLabel": {"color": INK, "hideOverlap": True},
         "splitLine": {"show": False},

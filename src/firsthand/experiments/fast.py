@@ -21,7 +21,7 @@ RUNNER = f"{__name__}:run"
 SWITCHES = ((1, 0.0), (14, 600.0), (20, 0.0), (26, 900.0))
 """(episode, kg) of the run with payload changes."""
 SPIKE_SHARE, SPIKE_SIGMA = 0.01, 10.0
-"""One sample in a hundred is off by ten standard deviations of the channel's change per step."""
+"""One sample in a hundred has a value that is off by ten times what the channel usually changes by in a step."""
 STUCK_EPISODE, STUCK_CHANNEL = 6, 1
 """In this episode the dipper's angle does not change."""
 HELD_OUT = 5
@@ -340,7 +340,8 @@ def prepared(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
         if not parameters["faulty"] or episode == 0:
             return plant
         size = SPIKE_SIGMA * np.asarray(task.spec.scales.change_scale)
-        faulty = FaultySensors.around(plant, spike_share=SPIKE_SHARE, spike_size=size)
+        share = SPIKE_SHARE / plant.num_measured  # of single values
+        faulty = FaultySensors.around(plant, spike_share=share, spike_size=size)
         return faulty.with_stuck(STUCK_CHANNEL) if episode == STUCK_EPISODE else faulty
 
     return config, task, plant_at

@@ -1,5 +1,6 @@
 """The training loop: the six lines of the algorithm, and around them what a run keeps."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -117,7 +118,9 @@ class Trainer:
         update_time = time.monotonic() - began
 
         self.episode += 1
-        tracking = tracking_metrics(task.spec, (record,))
+        # What a spike or a stuck sensor says is no error of the robot's.
+        sound = dataclasses.replace(record, valid=np.asarray(rollout.valid))
+        tracking = tracking_metrics(task.spec, (sound,))
         metrics = {
             "episode": self.episode,
             "robot_time_s": self.episode * task.episode_s,

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..report.style import PALETTE, episode_axis, log_scale, styled
+from ..report.style import PALETTE, log_scale, styled
 from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Report, Result, Seeds, Size, Verdict
 from .baseline import TINY_HYPER, TINY_TASK
+from .theory.curves import log_across
 
 RUNNER = f"{__name__}:run"
 SWITCHES = ((1, 0.0), (14, 600.0), (20, 0.0), (26, 900.0))
@@ -211,12 +212,9 @@ def judged(
     add("largest episode after the tenth over the running median, all seeds", float(np.max(jumps)), 3.0)
     switched = [pair for result in runs["payloads"] for pair in recoveries(result)]
     if switched:
-        add(
-            "payload: factor of the first episode after a switch, median",
-            float(np.median([f for f, _ in switched])),
-            2.0,
-        )
         add("payload: episodes until within 1.25 × of before, median", float(np.median([n for _, n in switched])), 2.0)
+        factor = f"{np.median([f for f, _ in switched]):.2f}"
+        rows.append(Comparison("payload: factor of the first episode after a switch, median", factor, "–"))
     if runs["pressure"]:
         for kind in ("random", "shapes"):
             flow = float(np.median(at_mark(fast, 8, f"newest_{kind}_m")))
@@ -266,10 +264,8 @@ def curves_figure(runs: dict[str, list[Result]], oracle: tuple[float, float] | N
     if oracle is not None:
         axes.axhline(100 * oracle[0], color="#808080", linestyle="--", linewidth=1.0, label="oracle")
         shown.append(100 * oracle[0])
-    axes.set_xscale("log")
     log_scale(axes, shown)
-    episode_axis(axes, np.arange(1, max(len(errors_of(r)) for name in ("fast", "paper") for r in runs[name]) + 1))
-    axes.set_xscale("log")
+    log_across(axes)
     axes.set_xlabel("episode")
     axes.set_ylabel("mean error, random references (cm)")
     axes.legend()

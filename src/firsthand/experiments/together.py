@@ -1,5 +1,6 @@
 """Several seeds of one set-up, trained side by side: every compiled call serves all of them."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,7 +91,8 @@ class Together:
             learn_model,
         )
         self.episode += 1
-        tracking = [tracking_metrics(task.spec, (record,)) for record in self.records]
+        sound = [dataclasses.replace(r, valid=np.asarray(rollout.valid[i])) for i, r in enumerate(self.records)]
+        tracking = [tracking_metrics(task.spec, (record,)) for record in sound]
         return {
             "tracking_error_m": np.array([t.mean_error_m for t in tracking]),
             "controller_loss": np.array([t.rms_error_m**2 for t in tracking]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, Suppress, arg
+from tyro.conf import Positional, arg
 
 from ..errors import UserError
 
@@ -26,8 +26,8 @@ class Experiment:
     """Name the experiments, what each shows and what it takes."""
     quick: _Switch = False
     """A small form: shorter runs and fewer seeds."""
-    tiny: Suppress[bool] = False
-    """A still smaller form, for the tests."""
+    tiny: _Switch = False
+    """The smallest form, which the tests run: everything happens, nothing is learned."""
     seeds: _Whole = None
     """How many random seeds; by default what --list says."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None

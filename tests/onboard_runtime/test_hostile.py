@@ -16,7 +16,7 @@ from firsthand_onboard.machine import MachineError
 from firsthand_onboard.runtime import Runtime, Settings
 from firsthand_onboard.toy import Toy, toy_spec
 
-from .processes import acknowledge, connect, free_port, random_policy, send_policy, wait_for
+from .processes import PATIENCE, acknowledge, connect, free_port, random_policy, send_policy, wait_for
 
 SPEC = toy_spec(steps=20)
 GOALS = np.tile(np.asarray([[0.8, -0.8], [-0.8, 0.8]], np.float32), (200, 1))
@@ -55,15 +55,18 @@ class Bench:
 
 
 class Program:
-    """The onboard program in a thread, without its watchdog process."""
+    """The onboard program in a thread, without its watchdog process.
+
+    Its times are long: on a busy computer a thread may get no core for a second.
+    """
 
     def __init__(self, address: str, latch: Path | None = None) -> None:
         self.address, self.machine = address, Bench()
         self.link = RobotEnd(address)
-        limits = GateLimits.of(SPEC, directions=Bench.directions, command_age_s=1.0)
+        limits = GateLimits.of(SPEC, directions=Bench.directions, command_age_s=PATIENCE)
         homing = HomingController(SPEC, limits, Homing((-0.5, 1.0), speed=0.5))
         self.runtime = Runtime(
-            SPEC, self.machine, limits, self.link, Settings(lease_s=2.0, latch=latch), PERIOD_S, homing
+            SPEC, self.machine, limits, self.link, Settings(lease_s=10.0, latch=latch), PERIOD_S, homing
         )
         self.thread = threading.Thread(target=self.runtime.run, daemon=True)
         self.thread.start()

@@ -1,0 +1,1 @@
+"""Peers: other ways to control the same robot, on the same task, with the same metrics."""

@@ -8,8 +8,8 @@
             seen, reward = view.step(action)
 
 An observation is what our policy sees, every entry of order one: measurements, their change, the command memory, the
-error and the preview of the reference. The reward is the negative cost that our learner minimises, times `REWARD`. Goals are
-those that our own training draws for the same seed and episode.
+error and the preview of the reference. The reward is the negative cost that our learner minimises, times `REWARD`. Goals
+are those that our own training draws for the same seed and episode.
 """
 
 import time

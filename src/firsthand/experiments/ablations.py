@@ -10,7 +10,7 @@ from .learning import Setup
 
 FREEZE_AFTER = {"full": 100, "quick": 15, "tiny": 4}
 EVERY = 16
-SPARSE_EPISODES = {"full": 1000, "quick": 96, "tiny": 16}
+SPARSE_EPISODES = {"full": 1000, "quick": 64, "tiny": 16}
 WORSE = 1.5
 """So many times the loss of the plain run, or of the moment of freezing, counts as worse."""
 
@@ -49,7 +49,7 @@ class FreezeModel(Experiment):
     shows = "a model that stops learning spoils the policy"
     figure = "figure 12"
     cost = Cost(full_min=18, quick_s=100)
-    seeds = Seeds(full=4, quick=2, tiny=2)
+    seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:
         """The plain run, and the frozen one."""
@@ -116,7 +116,7 @@ class SparseModelUpdates(Experiment):
     shows = "a model that learns every 16th episode makes learning unstable"
     figure = "figure 13"
     cost = Cost(full_min=24, quick_s=100)
-    seeds = Seeds(full=4, quick=2, tiny=2)
+    seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:
         """The plain run, and one with rare model updates."""

@@ -10,9 +10,9 @@ from typing import Any
 from .base import Job, Size
 from .learning import Setup
 
-MARKS = {"full": (1, 100, 200, 400), "quick": (1, 15, 30, 60), "tiny": (1, 2, 3, 4)}
+MARKS = {"full": (1, 100, 200, 400), "quick": (1, 15, 25, 40), "tiny": (1, 2, 3, 4)}
 """Episodes at which the evaluation shapes are run: figure 4's, and the like of them in shorter runs."""
-EPISODES = {"full": 400, "quick": 60, "tiny": 16}
+EPISODES = {"full": 400, "quick": 40, "tiny": 16}
 SPEEDS = (0.25, 0.5, 0.75, 1.0, 1.293)
 """Cruising speeds of table 1 (m/s), up to the paper's highest."""
 TINY_TASK: dict[str, Any] = {"trajectories": 2, "steps": 20, "hidden": [8, 8]}

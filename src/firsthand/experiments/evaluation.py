@@ -21,7 +21,7 @@ class ShapeEvaluation(Experiment):
     shows = "unseen circle, square and line are followed better and better"
     figure = "figure 4"
     cost = Cost(full_min=13, quick_s=60)
-    seeds = Seeds(full=4, quick=2, tiny=2)
+    seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:
         """The plain run."""

@@ -52,7 +52,8 @@ class Setup:
     model_every: int = 1
     """The model learns in every so many-th episode only."""
     marks: tuple[int, ...] = ()
-    """Before these episodes the evaluation shapes are run: the policy that ran episode 1 is the random one."""
+    """Before these episodes the evaluation shapes are run: the policy that ran episode 1 is the random one. One more
+    than the last episode is the policy at the end."""
     speeds: tuple[float, ...] = ()
     """The last policies run the shapes at these speeds, too (m/s)."""
     records: tuple[int, ...] = ()
@@ -118,6 +119,8 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         if episode % CHECKPOINT_EVERY == 0 and episode < setup.episodes:
             log.checkpoint(together)
         report(log.safe, note)
+    if setup.episodes + 1 in setup.marks:
+        log.keep_shapes(setup.episodes + 1, together)
     if setup.speeds:
         log.keep_speeds(together)
     log.finish()

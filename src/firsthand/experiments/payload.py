@@ -14,7 +14,7 @@ from .curves import Curves, gather
 from .learning import Setup, records_from_arrays
 
 FIRST_SWITCH = {"full": 20, "quick": 20, "tiny": 4}
-EPISODES = {"full": 180, "quick": 60, "tiny": 16}
+EPISODES = {"full": 180, "quick": 50, "tiny": 16}
 COUNTED_FROM = {"full": 100, "quick": 30, "tiny": 4}
 """Switches count from here on: the paper speaks of what it sees after the first 100 episodes."""
 RECOVERED = 1.2
@@ -29,7 +29,7 @@ class Payload(Experiment):
     shows = "learning adapts to payloads that it is not told of"
     figure = "figures 7, 8"
     cost = Cost(full_min=6, quick_s=60)
-    seeds = Seeds(full=4, quick=2, tiny=2)
+    seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:
         """All seeds have the same schedule."""

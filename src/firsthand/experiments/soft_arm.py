@@ -25,7 +25,7 @@ class SoftArm(Experiment):
     shows = "the same learner masters a soft arm within 30 episodes"
     figure = "figures 10, 11"
     cost = Cost(full_min=4, quick_s=60)
-    seeds = Seeds(full=4, quick=2, tiny=2)
+    seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:
         """One set-up."""

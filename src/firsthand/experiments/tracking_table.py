@@ -26,7 +26,7 @@ class TrackingTable(Experiment):
     shows = "speed and accuracy beside the paper's and two earlier approaches"
     figure = "table 1"
     cost = Cost(full_min=18, quick_s=120)
-    seeds = Seeds(full=4, quick=2, tiny=2)
+    seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:
         """The plain run, and the fast preset."""

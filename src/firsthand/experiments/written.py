@@ -58,7 +58,8 @@ def as_markdown(experiment: Experiment, data: dict[str, Any], finding: Finding) 
     lines = [
         f"# {experiment.name}: {finding.verdict.value}",
         "",
-        f"{experiment.shows[:1].upper()}{experiment.shows[1:]} ({experiment.figure} of the paper).",
+        f"{experiment.shows[:1].upper()}{experiment.shows[1:]}"
+        + (" (not in the paper)." if experiment.figure == "ours" else f" ({experiment.figure} of the paper)."),
         "",
         finding.text,
         "",

@@ -34,6 +34,8 @@ _CAUSES = {
 
 def cause(error: OSError) -> str:
     """What went wrong, in words for the person who has to put it right."""
+    if error.errno == errno.ENOENT and error.filename and Path(os.fsdecode(error.filename)).parent.is_dir():
+        return "it is not there"
     if error.errno in _CAUSES:
         return _CAUSES[error.errno]
     return error.strerror or str(error)

@@ -1,0 +1,201 @@
+"""What an engineer has today: inverse kinematics, feed-forward through an inverse valve map, PI per joint.
+
+The procedure, with the robot time of each part counted:
+
+1. `firsthand inspect` moves every joint alone: dead time, lag, and the static map from command to speed.
+2. Gains by the SIMC rule (Skogestad 2003) for an integrator with effective dead time θ, which a joint behind its
+   inverted map is: K = 1/(2θ), integral time 8θ, and θ = dead time + half of the lag.
+3. One episode with each of `FACTORS` times these gains; the one with the smallest error stays.
+
+At every step the joint reference goes on along the tip's reference (weighted pseudo-inverse; what is left free is
+drawn to the middle of the joints' ranges). The speed that each joint needs after its own dead time and lag is read off
+the preview, corrected by the PI controller, and turned into a command by the inverse map.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard.kinematics import chain_jacobian, chain_points
+
+from ..errors import UserError
+from ..inspection.findings import ChannelFindings
+
+FACTORS = (0.5, 1.0, 1.5, 2.0)
+"""Shares of the rule's gains that are tried, an episode each."""
+INSPECTION_AMPLITUDE = 0.9
+"""Share of the command range that identification goes up to: a map has to cover what will be commanded."""
+CENTERING_S = 4.0
+"""Time constant of the pull to the middle of the joints' ranges, in seconds."""
+CREEP = 0.02
+"""Below this share of a joint's highest speed the jump over the dead band is made gradually: less chatter."""
+MARGIN = 0.03
+"""The joint reference keeps this share of the range away from the limits."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What identification says of one joint."""
+
+    sign: float
+    """−1 where a positive command lowers the position."""
+    up: tuple[np.ndarray, np.ndarray]
+    """Towards higher positions: size of the command as a share of the half range, from the edge of the dead band on,
+    and the speed that it leads to."""
+    down: tuple[np.ndarray, np.ndarray]
+    """The same towards lower positions."""
+    dead_s: float
+    lag_s: float
+
+    @property
+    def fastest(self) -> float:
+        """The highest speed."""
+        return float(max(self.up[1][-1], self.down[1][-1]))
+
+    @property
+    def theta_s(self) -> float:
+        """Effective dead time: dead time and half of the lag."""
+        return self.dead_s + self.lag_s / 2
+
+    def inverse(self, rate: float) -> float:
+        """The command for a speed, as a share of the half range; beyond ±1 for a speed that cannot be had."""
+        size, speed = self.up if rate > 0 else self.down
+        wanted = abs(rate)
+        command = np.interp(wanted, speed, size)
+        if wanted > speed[-1]:
+            command = command * wanted / speed[-1]
+        jump = size[0] * max(1.0 - wanted / (CREEP * self.fastest), 0.0)
+        return float(self.sign * np.sign(rate) * (command - jump))
+
+
+def axis_of(found: ChannelFindings, half_range: float, period_s: float) -> Axis:
+    """The map of a channel from the findings of an inspection."""
+    if not found.responds or found.kind != "rate":
+        raise UserError(
+            f"the command {found.name} sets {found.kind or 'nothing that is measured'}, "
+            "but the pid peer needs joints whose speed follows their command."
+        )
+    sign = float(np.sign(sum(p.command * p.response for p in found.curve)))
+    maps = {}
+    for direction, band in ((1.0, found.dead_band_plus), (-1.0, found.dead_band_minus)):
+        edge = 0.0 if band is None or not math.isfinite(band.edge) else band.edge / half_range
+        mine = sorted((abs(p.command) / half_range, abs(p.response)) for p in found.curve if p.command * direction > 0)
+        mine = [(size, speed) for size, speed in mine if size > edge]
+        if not mine:
+            raise UserError(f"the command {found.name} moves its joint in one direction only.")
+        size = np.asarray([edge, *(size for size, _ in mine)])
+        speed = np.maximum.accumulate([0.0, *(speed for _, speed in mine)])
+        slope = (speed[-1] - speed[-2]) / max(size[-1] - size[-2], 1e-9)
+        if size[-1] < 1.0:
+            size, speed = np.append(size, 1.0), np.append(speed, speed[-1] + (1.0 - size[-1]) * slope)
+        maps[direction * sign] = (size, speed + 1e-9 * np.arange(len(speed)))
+    lag = found.lag_steps * period_s if math.isfinite(found.lag_steps) else period_s
+    dead = ((found.dead_time_steps or 0) + 0.5) * period_s
+    return Axis(sign, maps[1.0], maps[-1.0], dead, max(lag, 0.0))
+
+
+@dataclass
+class _Memory:
+    """What the controller remembers of one robot."""
+
+    reference: np.ndarray
+    """Joint reference."""
+    integral: np.ndarray
+
+
+class PidController:
+    """The controller for several robots; it sees what every peer sees."""
+
+    def __init__(self, spec: ControlSpec, axes: tuple[Axis, ...], factor: float) -> None:
+        if not isinstance(spec.kinematics, PlanarChain):
+            raise UserError(f"the pid peer needs a robot whose kinematics are known as a chain; {spec.robot} has none.")
+        self.spec, self.chain, self.axes = spec, spec.kinematics, axes
+        theta = np.asarray([axis.theta_s for axis in axes])
+        self.gain, self.integral_s = factor / (2 * theta), 8 * theta
+        self.low, self.high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
+        self.middle, self.half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        self.weight = np.asarray([axis.fastest for axis in axes])
+        self.ahead = np.asarray([0, *spec.preview], float) * spec.period_s
+        self.memory: list[_Memory] = []
+
+    def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Actions in [-1, 1]."""
+        if len(self.memory) != len(seen):
+            self.memory = [_Memory(np.zeros(0), np.zeros(0))] * len(seen)
+            first = np.ones(len(seen), bool)
+        return np.stack([self._one(i, row.astype(float), bool(first[i])) for i, row in enumerate(seen)])
+
+    def _one(self, i: int, seen: np.ndarray, first: bool) -> np.ndarray:
+        spec, layout = self.spec, self.spec.layout
+        measured = seen[: layout.num_measured] * np.asarray(spec.scales.measured_scale)
+        measured = measured + np.asarray(spec.scales.measured_center)
+        position = measured[list(layout.position)]
+        size = layout.size
+        now = chain_points(self.chain, position)[-1] + seen[size : size + 2] * spec.scales.error
+        motion = seen[size + 2 :].reshape(-1, 2) * spec.scales.preview
+        points = np.concatenate([now[None], now + motion])
+        if first:
+            self.memory[i] = _Memory(np.clip(position, *self._range()), np.zeros(len(position)))
+        memory = self.memory[i]
+        for _ in range(2):
+            memory.reference = memory.reference + self._step(
+                memory.reference, now - chain_points(self.chain, memory.reference)[-1]
+            )
+        memory.reference = np.clip(memory.reference + spec.period_s * self._pull(memory.reference), *self._range())
+        error = memory.reference - position
+        feedback = self.gain * (error + memory.integral / self.integral_s)
+        action = np.zeros(len(self.axes))
+        for j, axis in enumerate(self.axes):
+            rate = self._rate_ahead(memory.reference, points, axis.dead_s + axis.lag_s)[j] + feedback[j]
+            action[j] = axis.inverse(rate)
+        held = np.abs(action) < 1.0  # a saturated joint's integral waits
+        memory.integral = memory.integral + spec.period_s * np.where(held, error, 0.0)
+        return np.clip(action, -1.0, 1.0)
+
+    def _range(self) -> tuple[np.ndarray, np.ndarray]:
+        margin = MARGIN * (self.high - self.low)
+        return self.low + margin, self.high - margin
+
+    def _inverse(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Jacobian, and its pseudo-inverse weighted by what the joints can do."""
+        jacobian = chain_jacobian(self.chain, position)
+        weighted = jacobian * self.weight**2
+        return jacobian, weighted.T @ np.linalg.inv(jacobian @ weighted.T + 1e-6 * np.eye(2))
+
+    def _step(self, position: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        return self._inverse(position)[1] @ residual
+
+    def _pull(self, position: np.ndarray) -> np.ndarray:
+        """Speeds that leave the tip where it is and draw the joints to the middle of their ranges."""
+        jacobian, inverse = self._inverse(position)
+        wanted = (self.middle - position) / CENTERING_S
+        return wanted - inverse @ (jacobian @ wanted)
+
+    def _rate_ahead(self, position: np.ndarray, points: np.ndarray, ahead_s: float) -> np.ndarray:
+        """The joints' speeds along the reference after a time."""
+        half = 1.5 * self.spec.period_s
+        before, at, after = (
+            np.asarray([np.interp(t, self.ahead, points[:, axis]) for axis in range(2)])
+            for t in (max(ahead_s - half, 0.0), ahead_s, ahead_s + half)
+        )
+        there = np.clip(position + self._step(position, at - points[0]), *self._range())
+        velocity = (after - before) / (ahead_s + half - max(ahead_s - half, 0.0))
+        return self._inverse(there)[1] @ velocity + self._pull(there)
+
+
+def identified(plant: Any, task: Any, seed: int) -> tuple[tuple[Axis, ...], float]:
+    """Axes by inspection, and the robot time that it took in seconds."""
+    from ..inspection import InspectionSettings, conclude, excite
+    from ..inspection.settings import usual_minutes
+    from ..robots.simulated import SimulatedRobot
+
+    settings = InspectionSettings(usual_minutes(task.spec), INSPECTION_AMPLITUDE, seed)
+    inspection = conclude(task.name, task.spec, settings, excite(SimulatedRobot(plant, task, seed=seed), settings))
+    axes = tuple(
+        axis_of(found, inspection.half_range(i), task.spec.period_s)
+        for i, found in enumerate(inspection.findings.channels)
+    )
+    return axes, inspection.robot_time_s

@@ -1,0 +1,176 @@
+"""The networks: encoder h, latent dynamics d, reward R, policy prior π, and the ensemble of Q functions.
+
+Every layer is written for any leading axes, so that a batch is one large matrix product. Weights are (inputs, outputs).
+A network takes its input in parts, as in `dynamics(z, action)`: a part that is the same for the whole batch is given
+once, without the batch's axis, and is then multiplied once.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from .config import Config
+
+_EPSILON = 1e-5  # of the layer normalisation
+_INITIAL = 0.02  # standard deviation of initial weights
+
+
+def mish(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """x · tanh(log(1 + eˣ)), with one exponential: tanh(log(1 + e)) = (e² + 2e) / (e² + 2e + 2)."""
+    e = jnp.exp(jnp.minimum(x, 20.0))  # beyond, the factor is 1 in float32
+    n = e * (e + 2)
+    return x * (n / (n + 2))
+
+
+def simnorm(x: Float[Array, "*batch latent"], group: int) -> Float[Array, "*batch latent"]:
+    """A softmax over each group of `group` neighbouring entries."""
+    return jax.nn.softmax(x.reshape(*x.shape[:-1], -1, group)).reshape(x.shape)
+
+
+def layer_norm(x: Float[Array, "*batch units"]) -> Float[Array, "*batch units"]:
+    """Zero mean and unit variance over the last axis."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + _EPSILON)
+
+
+class Layer(eqx.Module):
+    """A linear map; with `gain` and `offset`, followed by layer normalisation."""
+
+    weight: Float[Array, "*members inputs units"]
+    """Weights."""
+    bias: Float[Array, "*members units"]
+    """Biases."""
+    gain: Float[Array, "*members units"] | None
+    """Scale after normalisation; None for a linear layer."""
+    offset: Float[Array, "*members units"] | None
+    """Shift after normalisation; None for a linear layer."""
+
+    @staticmethod
+    def random(inputs: int, units: int, *, normed: bool, zero: bool = False, key: PRNGKeyArray) -> "Layer":
+        """Small normal weights (or zeros), zero biases."""
+        weight = jnp.zeros((inputs, units)) if zero else _INITIAL * jax.random.normal(key, (inputs, units))
+        gain, offset = (jnp.ones(units), jnp.zeros(units)) if normed else (None, None)
+        return Layer(weight, jnp.zeros(units), gain, offset)
+
+    def linear(self, *parts: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The product with the joined parts, and the bias."""
+        out, row = self.bias, 0
+        for part in parts:
+            out = part @ self.weight[row : row + part.shape[-1]] + out
+            row += part.shape[-1]
+        return out
+
+    def normalised(self, x: Float[Array, "*batch units"]) -> Float[Array, "*batch units"]:
+        """What follows the linear map; nothing for a linear layer."""
+        return x if self.gain is None else layer_norm(x) * self.gain + self.offset
+
+
+class Network(eqx.Module):
+    """Hidden layers with layer normalisation and Mish, and a last layer."""
+
+    layers: tuple[Layer, ...]
+    """All layers, the last one included."""
+
+    @staticmethod
+    def random(
+        sizes: tuple[int, ...], *, normed_last: bool = False, zero_last: bool = False, key: PRNGKeyArray
+    ) -> "Network":
+        """A network with these sizes, the input's first."""
+        keys = jax.random.split(key, len(sizes) - 1)
+        last = len(sizes) - 2
+        return Network(
+            tuple(
+                Layer.random(
+                    sizes[i], sizes[i + 1], normed=i < last or normed_last, zero=i == last and zero_last, key=keys[i]
+                )
+                for i in range(len(sizes) - 1)
+            )
+        )
+
+    def __call__(
+        self, *parts: Float[Array, "..."], dropout: float = 0.0, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "..."]:
+        """The last layer's output. With a key, units of the first layer are left out before they are normalised."""
+        first, *others = self.layers
+        x = first.linear(*parts)
+        if key is not None and dropout > 0:
+            kept = jax.random.bits(key, x.shape, jnp.uint16) >= round(dropout * 2**16)
+            x = jnp.where(kept, x / (1 - dropout), 0.0)
+        x = first.normalised(x)
+        for layer in others:
+            x = layer.normalised(layer.linear(mish(x)))
+        return x
+
+
+class WorldModel(eqx.Module):
+    """What is trained by the model loss: encoder, latent dynamics, reward and Q functions."""
+
+    encoder: Network
+    """h: observation → z."""
+    dynamics: Network
+    """d: (z, action) → z of the next step."""
+    reward: Network
+    """R: (z, action) → logits of the reward."""
+    value: Network
+    """Q: (z, action) → logits of the value; every array has a leading axis of members."""
+
+    @staticmethod
+    def random(config: Config, observation: int, action: int, *, key: PRNGKeyArray) -> "WorldModel":
+        """A model with random weights; rewards and values are zero everywhere at first."""
+        keys = jax.random.split(key, 4)
+        hidden = (config.width, config.width)
+        joint = config.latent + action
+        encoder = (observation, *(config.encoder_width,) * max(config.encoder_layers - 1, 1), config.latent)
+        return WorldModel(
+            Network.random(encoder, normed_last=True, key=keys[0]),
+            Network.random((joint, *hidden, config.latent), normed_last=True, key=keys[1]),
+            Network.random((joint, *hidden, config.bins), zero_last=True, key=keys[2]),
+            jax.vmap(lambda k: Network.random((joint, *hidden, config.bins), zero_last=True, key=k))(
+                jax.random.split(keys[3], config.members)
+            ),
+        )
+
+    def encode(self, observation: Float[Array, "*batch observation"], config: Config) -> Float[Array, "*batch latent"]:
+        """z of an observation."""
+        return simnorm(self.encoder(observation), config.group)
+
+    def next(
+        self, z: Float[Array, "..."], action: Float[Array, "*batch action"], config: Config
+    ) -> Float[Array, "*batch latent"]:
+        """z after an action."""
+        return simnorm(self.dynamics(z, action), config.group)
+
+
+def member(ensemble: Network, index: int) -> Network:
+    """One of the networks of an ensemble."""
+    return jax.tree.map(lambda x: x[index], ensemble)
+
+
+def two_members(ensemble: Network, count: int, *, key: PRNGKeyArray) -> Network:
+    """An ensemble of two different members of `ensemble`, drawn at random."""
+    chosen = jax.random.permutation(key, count)[:2]
+    return jax.tree.map(lambda x: x[chosen], ensemble)
+
+
+class Draw(NamedTuple):
+    """An action drawn from the policy prior."""
+
+    action: Float[Array, "*batch action"]
+    """The action, in [−1, 1]."""
+    entropy: Float[Array, "*batch"]
+    """−log π(action): one draw's estimate of the entropy."""
+
+
+def draw_action(policy: Network, z: Float[Array, "*batch latent"], config: Config, *, key: PRNGKeyArray) -> Draw:
+    """tanh of a normal draw whose mean and log standard deviation are the network's output."""
+    mean, log_std = jnp.split(policy(z), 2, axis=-1)
+    share = 0.5 * (jnp.tanh(log_std) + 1)
+    log_std = config.log_std_low + (config.log_std_high - config.log_std_low) * share
+    noise = jax.random.normal(key, mean.shape)
+    action = jnp.tanh(mean + noise * jnp.exp(log_std))
+    log_normal = -0.5 * noise**2 - log_std - 0.5 * jnp.log(2 * jnp.pi)
+    log_slope = jnp.log(1 - action**2 + 1e-6)
+    return Draw(action, -jnp.sum(log_normal - log_slope, axis=-1))

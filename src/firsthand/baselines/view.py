@@ -8,13 +8,13 @@
             seen, reward = view.step(action)
 
 An observation is what our policy sees, every entry of order one: measurements, their change, the command memory, the
-error and the preview of the reference. The reward is the negative cost that our learner minimises, times `REWARD`. Goals
-are those that our own training draws for the same seed and episode.
+error and the preview of the reference. The reward is the negative cost that our learner minimises, times `REWARD`.
+Goals are those that our own training draws for the same seed and episode.
 """
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,6 +30,7 @@ from ..evaluation import TrackingMetrics, tracking_metrics
 from ..plants.base import AbstractPlant
 from ..robots.base import EpisodeRecord
 from ..robots.simulated import at_rest
+from ..runs.pytrees import from_arrays, to_arrays
 from ..tasks import Task
 
 REWARD = 10.0
@@ -175,6 +176,35 @@ class RobotView:
 
     def _measured(self) -> np.ndarray:
         return np.asarray(self._robots.state)[0, : self.task.spec.layout.num_measured]
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Where the robot is and what it has done, as named arrays; only between trajectories."""
+        assert self.over
+        done = {f"{i}.{name}": array for i, record in enumerate(self._done) for name, array in record.arrays().items()}
+        return {
+            **{f"robot.{name}": array for name, array in to_arrays(self._robots_tree()).items()},
+            **{f"done.{name}": array for name, array in done.items()},
+            "goals": self._goals,
+            "errors": np.asarray(self.errors, float),
+            "counts": np.asarray([self.episode, self.steps, len(self._done)]),
+            "simulation_s": np.asarray(self.simulation_s),
+        }
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on where `snapshot` was taken, bit for bit."""
+
+        def below(prefix: str) -> dict[str, np.ndarray]:
+            return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+        self.over = True
+        self._robots = Robots(**from_arrays(self._robots_tree(), below("robot.")))
+        self.episode, self.steps, done = (int(count) for count in arrays["counts"])
+        self._done = [EpisodeRecord.from_arrays(below(f"done.{i}.")) for i in range(done)]
+        self._goals, self.errors = arrays["goals"], arrays["errors"].tolist()
+        self.simulation_s = float(arrays["simulation_s"])
+
+    def _robots_tree(self) -> dict[str, Any]:
+        return {"plant_state": self._robots.plant_state, "state": self._robots.state}
 
 
 @dataclass(frozen=True)

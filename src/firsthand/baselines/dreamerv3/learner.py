@@ -1,6 +1,7 @@
 """The learner's process: sheeprl's DreamerV3 on a robot that is elsewhere. It runs in `.venv-dreamerv3`.
 
-    python learner.py '{"overrides": […], "observation": 74, "action": 4, "seed": 0, "step": 0, "scratch": "…"}'
+    python learner.py '{"overrides": […], "resume_from": null, "scratch": "…", "observation": 74, "action": 4,
+                        "seed": 0, "step": 0}'
 
 Requests go to standard output, answers come from standard input, and what sheeprl prints goes to standard error.
 sheeprl calls its checkpoint callback at the end of every trajectory. There the robot's side may let the policy act on
@@ -125,8 +126,10 @@ def main() -> None:
     Session.link, Session.request = Link(source, sink), request
     with initialize_config_module("sheeprl.configs", version_base="1.3"):
         config = compose("config", overrides=request["overrides"])
-    if config.checkpoint.resume_from:
+    if request["resume_from"]:
+        config.checkpoint.resume_from = request["resume_from"]
         config = resume_from_checkpoint(config)
+    config.log_root = request["scratch"]  # after sheeprl has taken over what an earlier process had: folders may move
     config = dotdict(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     check_configs(config)
     Session.config = config

@@ -1,0 +1,208 @@
+"""The job: DreamerV3 learns on a simulated robot, and is tested at marks.
+
+A checkpoint is written every few minutes, at the end of a trajectory: sheeprl's own (networks, optimiser, replay), the
+robot and the books. A job that was killed goes on from there and does the minutes since then again, with the same
+outcome: random numbers depend on the seed and the step alone. sheeprl reads its checkpoint with pickle, so continue
+only folders that you trust.
+"""
+
+import json
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError
+from ...experiments import files
+from ...experiments.base import Report
+from ...runs import atomic
+from ..ledger import Ledger
+from ..setup import plant_and_task
+from ..view import RobotView
+from .protocol import ACT, ACTED, ENDED, NEXT, ON, RESET, SAVE, SAVED, SEEN, STEP, Ended, Link, numbers
+from .settings import COMMON, SETTINGS
+
+PYTHON = Path(__file__).resolve().parents[4] / ".venv-dreamerv3" / "bin" / "python"
+"""What `make peers` made."""
+SAVE_EVERY_S = 180.0
+SHOW_EVERY_S = 10.0
+
+
+def require() -> None:
+    """Raise `UserError` where the environment is missing."""
+    if not PYTHON.exists():
+        raise UserError("DreamerV3 needs its own environment: run `make peers`.")
+
+
+def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
+    """Learn for the given number of episodes, from the last checkpoint on."""
+    require()
+    if parameters["setting"] not in SETTINGS:
+        raise UserError(f"setting is {parameters['setting']!r}, but must be one of {', '.join(SETTINGS)}.")
+    plant, task = plant_and_task(parameters["robot"], tiny=parameters["setting"] == "tiny")
+    view = RobotView(plant, task, seed=parameters["seed"])
+    ledger = Ledger(folder, view.stepper, parameters["marks"], report)
+    books = Books(folder / files.CHECKPOINT, view, ledger)
+    books.resume()
+    with Learner(learner_request(parameters, view, books), books.folder / "dreamerv3.log") as learner:
+        try:
+            serve(learner.link, view, ledger, books, parameters["episodes"])
+        except Ended as error:
+            raise UserError(f"DreamerV3 ended early: {error}; {learner.last_words()}.") from error
+    ledger.finish(parameters=books.parameters, setting=SETTINGS[parameters["setting"]].says, memory_mb=books.memory_mb)
+
+
+def learner_request(parameters: dict[str, Any], view: RobotView, books: "Books") -> dict[str, Any]:
+    """What the learner is told at its start."""
+    task = view.task
+    steps = parameters["episodes"] * task.trajectories * task.steps
+    # sheeprl keeps an entry per observation, and a trajectory has one more of these than steps.
+    entries = parameters["episodes"] * task.trajectories * (task.steps + 1) + 1
+    overrides = [
+        *COMMON,
+        *SETTINGS[parameters["setting"]].overrides,
+        f"algo.total_steps={steps}",
+        f"buffer.size={entries}",
+        f"checkpoint.every={task.steps}",
+        f"seed={parameters['seed']}",
+    ]
+    return {
+        "overrides": overrides,
+        "resume_from": str(books.learner) if books.learner else None,
+        "scratch": str((books.folder / "scratch").resolve()),
+        "observation": view.observation_size,
+        "action": view.action_size,
+        "seed": parameters["seed"],
+        "step": view.steps,
+    }
+
+
+@dataclass
+class Books:
+    """What a run has to remember besides the ledger, and its checkpoints."""
+
+    folder: Path
+    view: RobotView
+    ledger: Ledger
+    learner: Path | None = None
+    """sheeprl's checkpoint to go on from."""
+    computing_s: float = 0.0
+    """Acting and learning in the episode so far."""
+    parameters: int = 0
+    """Trainable ones."""
+    memory_mb: float = 0.0
+    """The most that the learner's process has had."""
+    robot: dict[str, np.ndarray] = field(default_factory=dict)
+    """The robot at the end of the last trajectory."""
+    saved_at: float = field(default_factory=time.monotonic)
+    """When the last checkpoint was written."""
+
+    def resume(self) -> None:
+        """Read the last checkpoint, if there is one."""
+        latest = self.folder / "latest.json"
+        if not latest.exists():
+            return
+        place = self.folder / files.read_json(latest)["folder"]
+        robot, info = files.read_arrays(place / "robot.safetensors")
+        self.view.restore(robot)
+        self.ledger.curves, self.ledger.tests = info["curves"], info["tests"]
+        self.computing_s, self.parameters, self.memory_mb = (
+            info[name] for name in ("computing_s", "parameters", "memory_mb")
+        )
+        self.learner = (place / "checkpoint" / info["learner"]).resolve()
+
+    def save(self, link: Link) -> None:
+        """Write a checkpoint; the one before is removed when this one is complete."""
+        place = self.folder / f"{self.view.steps:08d}"
+        link.send(SAVE, str(place.resolve()))
+        written = link.receive(SAVED)[1].decode()
+        info = {
+            "curves": self.ledger.curves,
+            "tests": self.ledger.tests,
+            "computing_s": self.computing_s,
+            "parameters": self.parameters,
+            "memory_mb": self.memory_mb,
+            "learner": Path(written).name,
+        }
+        files.write_arrays(place / "robot.safetensors", self.robot, info)
+        files.write_json(self.folder / "latest.json", {"folder": place.name})
+        for other in self.folder.glob("[0-9]" * 8):
+            if other != place:
+                shutil.rmtree(other, ignore_errors=True)
+        self.saved_at = time.monotonic()
+
+
+def serve(link: Link, view: RobotView, ledger: Ledger, books: Books, episodes: int) -> None:
+    """Be the robot until the episodes are over. The time spent waiting is the learner's computing time."""
+    link.receive(RESET)  # until here the learner was starting
+    link.send(SEEN, view.begin())
+    shown, began, before = time.monotonic(), time.monotonic(), view.steps
+    while True:
+        waited = time.perf_counter()
+        kind, content = link.receive(RESET, STEP, ENDED)
+        books.computing_s += time.perf_counter() - waited
+        if kind == RESET:
+            # After the last trajectory sheeprl asks for another one, of which it makes no step.
+            link.send(SEEN, view.begin())
+        elif kind == STEP:
+            seen, reward = view.step(numbers(content, view.action_size)[0])
+            if view.over:
+                books.robot = view.snapshot()
+            link.send(NEXT, np.concatenate([[reward, float(view.over)], seen]))
+            if time.monotonic() - shown > SHOW_EVERY_S:
+                shown = time.monotonic()
+                speed = (view.steps - before) / (shown - began)
+                error = f", error {100 * view.errors[-1]:.1f} cm" if view.errors else ""
+                ledger.report(view.episode, f"step {view.steps}, {speed:.1f} steps/s{error}")
+        else:
+            end_of_trajectory(link, view, ledger, books, json.loads(content))
+            if view.episode == episodes:
+                return
+            link.send(ON)
+
+
+def end_of_trajectory(link: Link, view: RobotView, ledger: Ledger, books: Books, facts: dict[str, Any]) -> None:
+    """Write down a whole episode, test at a mark, and save from time to time."""
+    books.parameters, books.memory_mb = facts["parameters"], max(books.memory_mb, facts["memory_mb"])
+    if view.episode > len(ledger.curves):
+        ledger.episode(view.episode, view.errors[-1], books.computing_s, facts["updates"])
+        books.computing_s = 0.0
+
+        def act(seen: np.ndarray, first: np.ndarray) -> np.ndarray:
+            link.send(ACT, np.concatenate([np.asarray(first, np.float32)[:, None], seen], axis=1))
+            return numbers(link.receive(ACTED)[1], view.action_size)
+
+        ledger.test(view.episode, act)
+    if time.monotonic() - books.saved_at > SAVE_EVERY_S:
+        books.save(link)
+
+
+class Learner:
+    """The learner's process: started on entry, gone on exit."""
+
+    def __init__(self, request: dict[str, Any], log: Path) -> None:
+        self._request, self._log = request, log
+
+    def __enter__(self) -> "Learner":
+        atomic.make_folder(self._log.parent)
+        command = [str(PYTHON), str(Path(__file__).parent / "learner.py"), json.dumps(self._request)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        self.link = Link(self._process.stdout, self._process.stdin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def last_words(self) -> str:
+        """The last line that it printed, and where the rest is."""
+        self._process.wait(timeout=10)
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return f"its last line in {self._log} is: {lines[-1] if lines else '(none)'}"

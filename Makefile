@@ -9,8 +9,11 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
 PAGE_READY := $(VENV)/.ready-page
 LINT_READY := $(VENV)/.ready-lint
+PEERS_READY := $(VENV)/.ready-peers
+# sheeprl wants an older pillow than the rest of us, so DreamerV3 has an environment of its own.
+DREAMERV3 := .venv-dreamerv3
 
-.PHONY: train test test-slow lint format bench soak clean help dashboard
+.PHONY: train test test-slow lint format bench soak clean help dashboard peers
 
 help:
 	@echo "make train   set up, teach the simulated excavator from random weights, write a report to $(RUN)/report"
@@ -18,6 +21,7 @@ help:
 	@echo "make test    set up and run the tests"
 	@echo "make test-slow   the tests that take half a minute or more each"
 	@echo "make lint    ruff and pyright"
+	@echo "make peers   set up what \`firsthand compare\` needs: PyTorch and other learners (1 GB or more)"
 	@echo "make bench   the benchmarks (slow)"
 	@echo "make soak    kills, cuts and floods against the onboard program, many times (slow)"
 
@@ -50,8 +54,10 @@ bench: $(READY)
 soak: $(TEST_READY)
 	cd tests && ../$(BIN)/python -m onboard_runtime.soak --out ../benchmarks/results/soak.json
 
+peers: $(PEERS_READY) $(DREAMERV3)/.ready
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info onboard/src/*.egg-info
+	rm -rf $(VENV) $(DREAMERV3) build dist src/*.egg-info onboard/src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("firsthand needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -72,4 +78,13 @@ $(PAGE_READY): $(READY)
 
 $(LINT_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[lint]'
+	@touch $@
+
+$(PEERS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[peers]'
+	@touch $@
+
+$(DREAMERV3)/.ready: constraints-dreamerv3.txt
+	$(PYTHON) -m venv $(DREAMERV3)
+	$(DREAMERV3)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-dreamerv3.txt sheeprl torch==2.13.0
 	@touch $@

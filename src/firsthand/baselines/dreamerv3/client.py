@@ -1,5 +1,7 @@
 """The robot as a Gymnasium environment, at the other end of a `Link`. It runs in the learner's process."""
 
+# pyright: reportMissingImports=false
+
 import gymnasium
 import numpy as np
 from protocol import NEXT, RESET, SEEN, STEP, Ended, Link, numbers

@@ -26,15 +26,15 @@ from ..view import RobotView
 from .protocol import ACT, ACTED, ENDED, NEXT, ON, RESET, SAVE, SAVED, SEEN, STEP, Ended, Link, numbers
 from .settings import COMMON, SETTINGS
 
-PYTHON = Path(__file__).resolve().parents[4] / ".venv-dreamerv3" / "bin" / "python"
-"""What `make peers` made."""
+ENVIRONMENT = Path(__file__).resolve().parents[4] / ".venv-dreamerv3"
+"""What `make peers` makes; it holds a file `.ready` when it is complete."""
 SAVE_EVERY_S = 180.0
 SHOW_EVERY_S = 10.0
 
 
 def require() -> None:
     """Raise `UserError` where the environment is missing."""
-    if not PYTHON.exists():
+    if not (ENVIRONMENT / ".ready").exists():
         raise UserError("DreamerV3 needs its own environment: run `make peers`.")
 
 
@@ -189,7 +189,11 @@ class Learner:
 
     def __enter__(self) -> "Learner":
         atomic.make_folder(self._log.parent)
-        command = [str(PYTHON), str(Path(__file__).parent / "learner.py"), json.dumps(self._request)]
+        command = [
+            str(ENVIRONMENT / "bin" / "python"),
+            str(Path(__file__).parent / "learner.py"),
+            json.dumps(self._request),
+        ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         assert self._process.stdout is not None

@@ -8,6 +8,8 @@ sheeprl calls its checkpoint callback at the end of every trajectory. There the 
 test references, ask for a checkpoint, or just let it go on.
 """
 
+# pyright: reportMissingImports=false
+
 import json
 import os
 import resource

@@ -154,10 +154,11 @@ def official_smallest() -> Config:
 
 
 def reduced() -> Config:
-    """A setting for long runs on two CPU cores: same networks, less planning and fewer updates.
+    """A setting for long runs on two CPU cores: networks of the same widths, less planning and fewer updates.
 
-    A quarter of the samples, half the rounds, half the batch, and one update every four steps.
+    Two Q functions as in the official 1 M size, a quarter of the samples, half the rounds, half the batch, and one
+    update every other step.
     """
     return dataclasses.replace(
-        Config(), samples=128, policy_samples=8, elites=16, rounds=3, batch=128, updates_per_step=0.25
+        Config(), members=2, samples=128, policy_samples=8, elites=16, rounds=3, batch=128, updates_per_step=0.5
     )

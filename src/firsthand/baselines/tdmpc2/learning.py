@@ -99,10 +99,50 @@ def td_targets(
     An episode ends by its time limit, so that there is always a next step to count on.
     """
     action_key, member_key = jax.random.split(key)
-    action = draw_action(state.policy, following, config, key=action_key).action
+    z = following.reshape(-1, following.shape[-1])
+    action = draw_action(state.policy, z, config, key=action_key).action
     pair = two_members(state.target, config.members, key=member_key)
-    values = [expected(member(pair, i)(following, action), config) for i in range(2)]
-    return rewards + discount * jnp.minimum(*values)
+    values = [expected(member(pair, i)(z, action), config) for i in range(2)]
+    return rewards + discount * jnp.minimum(*values).reshape(rewards.shape)
+
+
+def _member_loss(q: Network, z, action, wanted, weight, key: PRNGKeyArray, dropout: float) -> Float[Array, ""]:
+    return weight @ cross_entropy(q(z, action, dropout=dropout, key=key), wanted)
+
+
+def value_loss(
+    value: Network,
+    z: Float[Array, "rows latent"],
+    action: Float[Array, "rows action"],
+    wanted: Float[Array, "rows bins"],
+    weight: Float[Array, " rows"],
+    dropout: float,
+    *,
+    keys: PRNGKeyArray,
+) -> Float[Array, ""]:
+    """Weighted cross entropy of the Q functions, mean over members; `keys` has one for each member's dropout.
+
+    Each member's gradient is taken as soon as its loss is known, before the next member's turn: what one member needs
+    fits into a processor's cache, what all need does not. Differentiable by `value` and `z` only.
+    """
+
+    def forward(value, z):
+        def one(carry, q_and_key):
+            loss, z_slope = carry
+            q, key = q_and_key
+            slopes = jax.value_and_grad(_member_loss, (0, 1))
+            more, (q_slope, slope) = slopes(q, z, action, wanted, weight, key, dropout)
+            return (loss + more, z_slope + slope), q_slope
+
+        (loss, z_slope), value_slope = jax.lax.scan(one, (jnp.zeros(()), jnp.zeros_like(z)), (value, keys))
+        return loss / len(keys), (value_slope, z_slope)
+
+    def backward(slopes, loss_slope):
+        return jax.tree.map(lambda slope: loss_slope / len(keys) * slope, slopes)
+
+    differentiable = jax.custom_vjp(lambda value, z: forward(value, z)[0])
+    differentiable.defvjp(forward, backward)
+    return jnp.asarray(differentiable(value, z))
 
 
 def model_loss(
@@ -113,8 +153,8 @@ def model_loss(
     config: Config,
     *,
     key: PRNGKeyArray,
-) -> tuple[Float[Array, ""], tuple[Float[Array, "horizon+1 batch latent"], tuple[Float[Array, ""], ...]]]:
-    """The weighted sum of the three losses; also the unrolled z and each loss.
+) -> tuple[Float[Array, ""], tuple[Float[Array, "horizon+1 batch latent"], dict[str, Float[Array, ""]]]]:
+    """The weighted sum of the three losses; also the unrolled z and each loss by name.
 
     The first z is encoded, the others are the dynamics' own. `following` are the encoded later observations and
     `targets` the values to learn towards; no gradient flows into either. A step weighs ρ^t.
@@ -125,18 +165,19 @@ def model_loss(
         z = model.next(z, batch.actions[t], config)
         zs.append(z)
     unrolled = jnp.stack(zs)
-    before = unrolled[:-1]
     weight = config.rho ** jnp.arange(config.horizon) / config.horizon
     consistency = weight @ jnp.mean((unrolled[1:] - following) ** 2, axis=(1, 2))
-    reward_error = cross_entropy(model.reward(before, batch.actions), two_hot(batch.rewards, config))
-    reward = weight @ jnp.mean(reward_error, axis=1)
-    wanted = two_hot(targets, config)
-    value = jnp.zeros(())
-    for i, member_key in enumerate(jax.random.split(key, config.members)):
-        logits = member(model.value, i)(before, batch.actions, dropout=config.dropout, key=member_key)
-        value = value + weight @ jnp.mean(cross_entropy(logits, wanted), axis=1) / config.members
+    # All steps in one axis of rows: one large matrix product each.
+    rows = config.horizon * config.batch
+    before, actions = unrolled[:-1].reshape(rows, -1), batch.actions.reshape(rows, -1)
+    row_weight = jnp.repeat(weight, config.batch) / config.batch
+    reward_logits = model.reward(before, actions)
+    reward = row_weight @ cross_entropy(reward_logits, two_hot(batch.rewards.reshape(rows), config))
+    wanted = two_hot(targets.reshape(rows), config)
+    keys = jax.random.split(key, config.members)
+    value = value_loss(model.value, before, actions, wanted, row_weight, config.dropout, keys=keys)
     total = config.consistency_weight * consistency + config.reward_weight * reward + config.value_weight * value
-    return total, (unrolled, (consistency, reward, value))
+    return total, (unrolled, {"consistency": consistency, "reward": reward, "value": value})
 
 
 def policy_loss(
@@ -153,16 +194,18 @@ def policy_loss(
     Also the new running scale, taken from the values at t = 0, and the entropy. The gradient is the policy's only.
     """
     action_key, member_key, *dropout_keys = jax.random.split(key, 4)
-    action, entropy = draw_action(policy, zs, config, key=action_key)
+    steps, count = zs.shape[:2]
+    z = zs.reshape(steps * count, -1)
+    action, entropy = draw_action(policy, z, config, key=action_key)
     pair = two_members(value, config.members, key=member_key)
     values = [
-        expected(member(pair, i)(zs, action, dropout=config.dropout, key=dropout_keys[i]), config) for i in range(2)
+        expected(member(pair, i)(z, action, dropout=config.dropout, key=dropout_keys[i]), config) for i in range(2)
     ]
     q = (values[0] + values[1]) / 2
-    low, high = jnp.percentile(jax.lax.stop_gradient(q[0]), jnp.asarray([5.0, 95.0]))
+    low, high = jnp.percentile(jax.lax.stop_gradient(q[:count]), jnp.asarray([5.0, 95.0]))
     scale = scale + config.target_rate * (jnp.maximum(high - low, 1.0) - scale)
-    weight = config.rho ** jnp.arange(config.horizon + 1) / (config.horizon + 1)
-    loss = -weight @ jnp.mean(q / scale + config.entropy_weight * entropy, axis=1)
+    weight = jnp.repeat(config.rho ** jnp.arange(steps) / steps, count) / count
+    loss = -weight @ (q / scale + config.entropy_weight * entropy)
     return loss, (scale, jnp.mean(entropy))
 
 
@@ -190,4 +233,4 @@ def update(state: State, batch: Batch, discount: float, config: Config, *, key: 
     target = jax.tree.map(lambda slow, new: slow + config.target_rate * (new - slow), state.target, model.value)
     new = State(model, target, policy, scale, model_optimizer, policy_optimizer)
     norm = optax.global_norm(gradient)
-    return new, Losses(*parts, loss, norm, entropy, scale, jnp.mean(targets))
+    return new, Losses(**parts, policy=loss, gradient_norm=norm, entropy=entropy, scale=scale, target=jnp.mean(targets))

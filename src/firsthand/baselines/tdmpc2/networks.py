@@ -65,7 +65,7 @@ class Layer(eqx.Module):
 
     def normalised(self, x: Float[Array, "*batch units"]) -> Float[Array, "*batch units"]:
         """What follows the linear map; nothing for a linear layer."""
-        return x if self.gain is None else layer_norm(x) * self.gain + self.offset
+        return x if self.gain is None or self.offset is None else layer_norm(x) * self.gain + self.offset
 
 
 class Network(eqx.Module):

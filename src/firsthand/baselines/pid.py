@@ -5,7 +5,7 @@ The procedure, with the robot time of each part counted:
 1. `firsthand inspect` moves every joint alone: dead time, lag, and the static map from command to speed.
 2. Gains by the SIMC rule (Skogestad 2003) for an integrator with effective dead time θ, which a joint behind its
    inverted map is: K = 1/(2θ), integral time 8θ, and θ = dead time + half of the lag.
-3. One episode with each of `FACTORS` times these gains; the one with the smallest error stays.
+3. One episode with each of `FACTORS` times these gains, until the error rises; the best one stays.
 
 At every step the joint reference goes on along the tip's reference (weighted pseudo-inverse; what is left free is
 drawn to the middle of the joints' ranges). The speed that each joint needs after its own dead time and lag is read off
@@ -13,7 +13,9 @@ the preview, corrected by the PI controller, and turned into a command by the in
 """
 
 import math
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,13 @@ from firsthand_onboard import ControlSpec, PlanarChain
 from firsthand_onboard.kinematics import chain_jacobian, chain_points
 
 from ..errors import UserError
+from ..experiments.base import Report
 from ..inspection.findings import ChannelFindings
+from .ledger import Ledger, Stopwatch
+from .setup import plant_and_task
+from .view import RobotView
 
-FACTORS = (0.5, 1.0, 1.5, 2.0)
+FACTORS = (1.0, 1.5, 2.2, 3.3, 5.0)
 """Shares of the rule's gains that are tried, an episode each."""
 INSPECTION_AMPLITUDE = 0.9
 """Share of the command range that identification goes up to: a map has to cover what will be commanded."""
@@ -199,3 +205,47 @@ def identified(plant: Any, task: Any, seed: int) -> tuple[tuple[Axis, ...], floa
         for i, found in enumerate(inspection.findings.channels)
     )
     return axes, inspection.robot_time_s
+
+
+def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
+    """Identify, tune, and go on with the best gains. Robot time of identification counts in whole episodes."""
+    plant, task = plant_and_task(parameters["robot"], tiny=False)
+    episodes, seed = parameters["episodes"], parameters["seed"]
+    view = RobotView(plant, task, seed=seed)
+    ledger = Ledger(folder, view.stepper, parameters["marks"], report)
+    began = time.perf_counter()
+    axes, robot_s = identified(plant, task, seed)
+    taken, spent = time.perf_counter() - began, math.ceil(robot_s / task.episode_s)
+    report(min(spent, episodes), f"identified in {robot_s / 60:.1f} min of robot time")
+    watch = Stopwatch(view)
+    errors: dict[float, float] = {}
+    factor = FACTORS[0]
+    for episode in range(spent + 1, episodes + 1):
+        untried = [f for f in FACTORS if f not in errors]
+        worse = len(errors) > 1 and list(errors.values())[-1] > min(errors.values())
+        factor = untried[0] if untried and not worse else min(errors, key=lambda f: errors[f])
+        controller = PidController(task.spec, axes, factor)
+        steer(view, controller)
+        errors.setdefault(factor, view.errors[-1])
+        ledger.episode(episode, view.errors[-1], watch.take() + (taken if episode == spent + 1 else 0.0), 0)
+        best = min(errors, key=lambda f: errors[f])
+        ledger.test(episode, PidController(task.spec, axes, best))
+        watch.restart()
+    if not ledger.curves:
+        raise UserError(
+            f"episodes is {episodes}, but identification alone takes {spent} episodes of robot time; pid needs more."
+        )
+    ledger.finish(
+        parameters=3 * len(axes),
+        setting=f"{robot_s / 60:.1f} min of inspection, then {len(errors)} episodes of tuning; gains {best:g} × SIMC",
+    )
+
+
+def steer(view: RobotView, controller: PidController) -> None:
+    """One episode."""
+    episode = view.episode
+    while view.episode == episode:
+        seen, first = view.begin(), True
+        while not view.over:
+            seen, _ = view.step(controller(seen[None], np.asarray([first]))[0])
+            first = False

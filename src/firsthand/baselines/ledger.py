@@ -1,0 +1,109 @@
+"""What every peer leaves behind, in the same form, so that they can be put side by side.
+
+    curves.csv          a row per episode of robot time: mean error while learning, computing time, gradient updates so far
+    marks.csv           a row per test on references that nobody trains on
+    paths.safetensors   reference and path of each evaluation shape at the last test
+    facts.json          parameters, memory, and what was changed from the published settings
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firsthand_onboard.kinematics import tracked_output
+
+from ..experiments import files
+from ..experiments.base import Report
+from ..experiments.learning import write_rows
+from ..tasks import Task
+from .view import Controller, RobotView, Stepper, Tested, test
+
+CURVES, MARKS, PATHS, FACTS = "curves.csv", "marks.csv", "paths.safetensors", "facts.json"
+
+
+class Ledger:
+    """Keeps the books of one run."""
+
+    def __init__(self, folder: Path, stepper: Stepper, marks: Sequence[int], report: Report) -> None:
+        self.folder, self.stepper, self.marks, self.report = folder, stepper, tuple(marks), report
+        self.curves: list[dict[str, Any]] = []
+        self.tests: list[dict[str, Any]] = []
+        self._drawn: Tested | None = None
+
+    def episode(self, episode: int, error_m: float, computing_s: float, updates: int) -> None:
+        """An episode of robot time is over."""
+        self.curves.append(
+            {"episode": episode, "tracking_error_m": error_m, "computing_s": computing_s, "updates": updates}
+        )
+        self.report(episode, f"error {100 * error_m:.1f} cm")
+
+    def test(self, episode: int, controller: Controller) -> None:
+        """If this episode is a mark, test the controller."""
+        if episode not in self.marks:
+            return
+        tested = self._drawn = test(self.stepper, controller)
+        self.tests.append(
+            {
+                "episode": episode,
+                "random_m": tested.random.mean_error_m,
+                "shapes_m": tested.shapes.mean_error_m,
+                "random_max_m": tested.random.max_error_m,
+                "shapes_max_m": tested.shapes.max_error_m,
+                "act_ms": tested.act_ms,
+            }
+        )
+
+    def finish(self, *, parameters: int, setting: str, memory_mb: float | None = None) -> None:
+        """Write everything."""
+        write_rows(self.folder / CURVES, self.curves)
+        write_rows(self.folder / MARKS, self.tests)
+        if self._drawn is not None:
+            files.write_arrays(self.folder / PATHS, shape_paths(self.stepper.task, self._drawn))
+        task = self.stepper.task
+        facts = {
+            "parameters": parameters,
+            "memory_mb": round(memory_mb if memory_mb is not None else peak_memory_mb()),
+            "setting": setting,
+            "steps": len(self.curves) * task.trajectories * task.steps,
+        }
+        files.write_json(self.folder / FACTS, facts)
+
+
+def shape_paths(task: Task, tested: Tested) -> dict[str, np.ndarray]:
+    """Reference and path of each shape, by name."""
+    arrays = {}
+    for reference, record in zip(task.evaluation(task.evaluation_speed), tested.records, strict=True):
+        steps = record.commands.shape[1]
+        path = np.asarray(tracked_output(task.spec, record.measured[0, :steps].astype(np.float64)))
+        arrays[f"{reference.name}.path"] = path.astype(np.float32)
+        arrays[f"{reference.name}.reference"] = record.references[0, :steps]
+    return arrays
+
+
+def peak_memory_mb() -> float:
+    """The most memory that this process has had, in MB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+class Stopwatch:
+    """Computing time between episodes of a view: wall time without the simulated robot's and without tests."""
+
+    def __init__(self, view: RobotView) -> None:
+        self.view = view
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now."""
+        self._began, self._simulated = time.perf_counter(), self.view.simulation_s
+
+    def take(self) -> float:
+        """Seconds since the last time."""
+        taken = time.perf_counter() - self._began - (self.view.simulation_s - self._simulated)
+        self.restart()
+        return taken

@@ -1,0 +1,24 @@
+"""The robot of a job, from its parameters."""
+
+from typing import Any
+
+from ..errors import UserError
+from ..experiments.baseline import TINY_TASK
+from ..experiments.learning import tuples
+from ..plants.base import AbstractPlant
+from ..robots.registry import find_robot
+from ..robots.simulated import SimulatedRobot
+from ..tasks import Task, excavator_task, soft_arm_task
+
+
+def plant_and_task(robot: str, *, tiny: bool = False) -> tuple[AbstractPlant, Task]:
+    """A simulated robot by name; `tiny` shortens its episodes for the tests."""
+    source = find_robot(robot)
+    task = source.make_task()
+    if tiny:
+        make: Any = {"soft-arm": soft_arm_task}.get(robot, excavator_task)
+        task = make(**tuples(TINY_TASK))
+    made = source.make_robot(task, payload_kg=0.0, seed=0)
+    if not isinstance(made, SimulatedRobot):
+        raise UserError(f"the robot {robot!r} is not simulated here; peers are compared on simulated robots.")
+    return made.plant, task

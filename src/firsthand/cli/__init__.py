@@ -10,6 +10,7 @@ import tyro
 from ..cache import cache_folder
 from ..errors import UserError
 from .characterize import Characterize
+from .compare import Compare
 from .dashboard import Dashboard
 from .evaluate import Evaluate
 from .experiment import Experiment
@@ -31,6 +32,7 @@ Command = (
     | Annotated[Machine, tyro.conf.subcommand("machine")]
     | Annotated[Simulator, tyro.conf.subcommand("simulator")]
     | Annotated[Experiment, tyro.conf.subcommand("experiment")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
 )
 
 WRONG_INPUT = 2

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
+from .jobs import FAILED, INTERRUPTED, check_runner, make_pool, print_findings
 
 _Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Switch = Annotated[bool, arg(help_behavior_hint="")]
-
-FAILED, INTERRUPTED = 1, 130
 
 
 @dataclass(frozen=True)
@@ -77,33 +76,16 @@ class Experiment:
             except JobsFailed as failed:
                 say(f"firsthand: {failed} The other jobs are kept; try the rest again with: {self._again()}")
                 return FAILED
-        _print_findings(studies, findings)
+        print_findings(studies, findings)
         if together:
             _write_summary(folder, studies, findings)
         return 0
 
     def _check(self) -> None:
-        if self.seeds is not None and self.seeds < 1:
-            raise UserError(f"seeds is {self.seeds}, but must be at least 1.")
-        if self.workers is not None and self.workers < 1:
-            raise UserError(f"workers is {self.workers}, but must be at least 1.")
-        if self.address is not None and self.on != "ray":
-            raise UserError(f"address is {self.address!r}, but the jobs run on this machine; add --on ray.")
-        if self.on == "ray":
-            from ..experiments.cluster import require_ray
-
-            require_ray(self.address)
+        check_runner(self.seeds, self.workers, self.on, self.address)
 
     def _pool(self, jobs: int) -> Any:
-        """Where the jobs run."""
-        from ..experiments.pool import LocalPool
-        from ..experiments.worker import cores
-
-        if self.on == "ray":
-            from ..experiments.cluster import RayPool
-
-            return RayPool(self.address, self.workers)
-        return LocalPool(min(self.workers or cores(), jobs))
+        return make_pool(jobs, self.workers, self.on, self.address)
 
     def _again(self) -> str:
         """What to type to continue: to be copied."""
@@ -134,25 +116,6 @@ def _print_list(experiments: Any) -> None:
         seeds = (str(e.seeds.full), str(e.seeds.quick))
         table.add_row(e.name, e.shows, e.figure, f"{e.cost.full_min:.0f} min", f"{e.cost.quick_s:.0f} s", *seeds)
     Console().print(table)
-
-
-def _print_findings(studies: Any, findings: Any) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    for study in studies:
-        finding = findings[study.experiment.name]
-        table = Table(title=f"{study.experiment.name}: {finding.verdict.value}", box=SIMPLE_HEAD, pad_edge=False)
-        for heading in ("", "measured", "paper", ""):
-            table.add_column(heading)
-        for row in finding.rows:
-            verdict = "" if row.verdict is None else row.verdict.value
-            table.add_row(row.quantity, row.measured, row.paper, verdict)
-        console.print(table)
-        console.print(finding.text, highlight=False, markup=False)
-        console.print(f"Written: {study.path / 'finding.md'}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _write_summary(folder: Path, studies: Any, findings: Any) -> None:

@@ -222,6 +222,8 @@ class Finding:
     """The data behind the figures, by file name without ending; columns of equal length become a CSV."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
     """More numbers for finding.json."""
+    summary: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """A table of its own above the rows, by column; as it shall be read."""
 
 
 class Experiment(ABC):
@@ -245,3 +247,12 @@ class Experiment(ABC):
     @abstractmethod
     def conclude(self, size: Size, results: list[Result]) -> Finding:
         """What follows; `results` are in the order of `jobs(size)`."""
+
+    def command(self, size: Size) -> str:
+        """What to type to get this finding."""
+        words = ["firsthand experiment", self.name]
+        if size.name != "full":
+            words.append(f"--{size.name}")
+        if size.seeds != self.seeds.of(size.name):
+            words.append(f"--seeds {size.seeds}")
+        return " ".join(words)

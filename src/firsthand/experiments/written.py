@@ -37,20 +37,23 @@ def write_finding(path: Path, experiment: Experiment, size: Size, results: list[
         "numbers": dict(finding.numbers),
         "core_seconds": round(sum(d["core_seconds"] for d in done), 1),
         "commits": sorted({str(d["commit"]) for d in done}),
-        "command": command(experiment, size),
+        "command": experiment.command(size),
     }
     atomic.write_text(path / "finding.md", as_markdown(experiment, data, finding))
     atomic.write_json(path / "finding.json", data)
 
 
-def command(experiment: Experiment, size: Size) -> str:
-    """What to type to get this finding."""
-    words = ["firsthand experiment", experiment.name]
-    if size.name != "full":
-        words.append(f"--{size.name}")
-    if size.seeds != experiment.seeds.of(size.name):
-        words.append(f"--seeds {size.seeds}")
-    return " ".join(words)
+def summary_lines(finding: Finding) -> list[str]:
+    """The finding's own table, if it has one."""
+    if not finding.summary:
+        return []
+    rows = zip(*finding.summary.values(), strict=True)
+    return [
+        f"| {' | '.join(finding.summary)} |",
+        "|---" * len(finding.summary) + "|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+    ]
 
 
 def as_markdown(experiment: Experiment, data: dict[str, Any], finding: Finding) -> str:
@@ -63,6 +66,7 @@ def as_markdown(experiment: Experiment, data: dict[str, Any], finding: Finding) 
         "",
         finding.text,
         "",
+        *summary_lines(finding),
         "| | measured | paper | |",
         "|---|---|---|---|",
         *(

@@ -1,0 +1,97 @@
+"""The peers by name, what each takes, and what must be installed for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import UserError, suggest
+
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to control a robot."""
+
+    name: str
+    """On the command line."""
+    title: str
+    """In tables."""
+    runner: str
+    """The job's `module:function`."""
+    setting: str = "full"
+    """Passed on to the runner."""
+    seconds: float = 5.0
+    """Core-seconds per episode of 1250 control steps, about."""
+    extra: tuple[tuple[str, str], ...] = ()
+    """More parameters of the job."""
+    most_seeds: int = 64
+    few_tests: bool = False
+    """Whether a test costs so much that only the middle and the end are tested."""
+    require: Callable[[], None] = lambda: None
+    """Raises `UserError` where something is not installed."""
+
+
+def _sb3() -> None:
+    from .sb3 import require
+
+    require()
+
+
+def _dreamerv3() -> None:
+    from .dreamerv3 import require
+
+    require()
+
+
+_HERE = __name__.rpartition(".")[0]
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(OURS, "firsthand, fast preset", f"{_HERE}.ours:run", seconds=4),
+        Peer("pid", "feed-forward + PI", f"{_HERE}.pid:run", seconds=4),
+        Peer("ppo", "PPO", f"{_HERE}.sb3:run", seconds=8, extra=(("algorithm", "ppo"),), require=_sb3),
+        Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=22, extra=(("algorithm", "sac"),), require=_sb3),
+        Peer("imagination", "ours, imagined data only", f"{_HERE}.ours:run_imagination", seconds=4),
+        Peer(
+            "dreamerv3",
+            "DreamerV3, reduced",
+            f"{_HERE}.dreamerv3:run",
+            setting="reduced",
+            seconds=70,
+            few_tests=True,
+            require=_dreamerv3,
+        ),
+        Peer(
+            "dreamerv3:default",
+            "DreamerV3, default",
+            f"{_HERE}.dreamerv3:run",
+            setting="default",
+            seconds=1800,
+            most_seeds=1,
+            few_tests=True,
+            require=_dreamerv3,
+        ),
+        Peer("tdmpc2", "TD-MPC2, reduced", f"{_HERE}.tdmpc2.job:run", setting="reduced", seconds=60, few_tests=True),
+        Peer(
+            "tdmpc2:default",
+            "TD-MPC2, default",
+            f"{_HERE}.tdmpc2.job:run",
+            setting="default",
+            seconds=600,
+            most_seeds=1,
+            few_tests=True,
+        ),
+    )
+}
+
+
+def chosen(names: str) -> list[Peer]:
+    """The peers of a comma-separated list, ours first; an unknown one is answered with all there are."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise UserError(f"peers is empty, but must name at least one of {', '.join(n for n in PEERS if n != OURS)}.")
+    for name in wanted:
+        if name not in PEERS:
+            known = ", ".join(n for n in PEERS if n != OURS)
+            raise UserError(f"There is no peer {name!r}{suggest(name, tuple(PEERS))}; known are {known}.")
+    return [PEERS[OURS], *(PEERS[name] for name in dict.fromkeys(wanted) if name != OURS)]

@@ -1,0 +1,107 @@
+"""`firsthand compare`."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from ..errors import UserError
+from .jobs import FAILED, INTERRUPTED, check_runner, make_pool, print_findings
+
+_Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
+_Switch = Annotated[bool, arg(help_behavior_hint="")]
+PEERS = "pid,ppo,sac,dreamerv3,tdmpc2,imagination"
+LONG_H = 12.0
+"""A comparison that takes longer is run only with --yes."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Ours and other ways to control a robot, side by side, after equal robot time."""
+
+    robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
+    """A simulated robot: excavator, excavator-pressure, soft-arm."""
+    peers: Annotated[str, arg(metavar="NAMES")] = PEERS
+    """Comma-separated. dreamerv3 and tdmpc2 have settings that two cores can bear; dreamerv3:default and tdmpc2:default
+    are the published ones (hours to days)."""
+    episodes: Annotated[int, arg(metavar="N")] = 40
+    """Robot time for each of them."""
+    seeds: Annotated[int, arg(metavar="N")] = 3
+    """Random seeds; the :default ones get one."""
+    tiny: _Switch = False
+    """The smallest form, which the tests run: everything happens, nothing is learned."""
+    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """Folder for data, figures and the table; by default experiments/compare-ROBOT. The same command continues what was
+    interrupted, and more peers can be added."""
+    on: Annotated[Literal["local", "ray"], arg(metavar="local|ray")] = "local"
+    """Processes on this machine, or a Ray cluster."""
+    address: Annotated[str | None, arg(metavar="ADDRESS", help_behavior_hint="")] = None
+    """The Ray cluster: host:port, ray://host:port or auto; without it a small one is started on this machine."""
+    workers: _Whole = None
+    """Jobs at a time; by default one per core."""
+    yes: _Switch = False
+    """Go on although it takes more than 12 hours."""
+
+    def run(self) -> int:
+        """Run, conclude, print the table. Running it again continues."""
+        from ..baselines.compare import PeerComparison
+        from ..baselines.registry import chosen
+        from ..baselines.setup import plant_and_task
+        from ..experiments.base import Size
+        from ..experiments.display import Display
+        from ..experiments.run import JobsFailed, carry_out, default_folder
+        from ..experiments.study import Study
+        from ..training.display import say
+
+        peers = chosen(self.peers)
+        if self.episodes < 1:
+            raise UserError(f"episodes is {self.episodes}, but must be at least 1.")
+        check_runner(self.seeds, self.workers, self.on, self.address)
+        _, task = plant_and_task(self.robot, tiny=self.tiny)
+        comparison = PeerComparison(self.robot, task, peers, self.episodes)
+        size = Size("tiny" if self.tiny else "full", self.seeds)
+        folder = self.out or default_folder(comparison.name, size.name)
+        study = Study(folder, comparison, size)
+        self._ask(study)
+        for peer in peers:
+            peer.require()
+        with study, Display() as display:
+            say(f"{comparison.name}, {self.episodes} episodes each, into {folder}")
+            try:
+                findings = carry_out([study], lambda n: make_pool(n, self.workers, self.on, self.address), display)
+            except KeyboardInterrupt:
+                say(f"Interrupted; what is done is kept. Continue with: {self._again()}")
+                return INTERRUPTED
+            except JobsFailed as failed:
+                say(f"firsthand: {failed} The other jobs are kept; try the rest again with: {self._again()}")
+                return FAILED
+        print_findings([study], findings)
+        return 0
+
+    def _ask(self, study: "Study") -> None:  # noqa: F821
+        """Raise `UserError` when what is left to do takes very long and nobody said yes."""
+        from ..experiments.worker import cores
+
+        left = sum(job.steps * job.weight for job in study.jobs if not study.finished(job))
+        hours = left / 3600 / max(min(self.workers or cores(), len(study.jobs)), 1)
+        if self.tiny:
+            return
+        if hours > LONG_H and not self.yes and self.on == "local":
+            raise UserError(
+                f"this takes about {hours:.0f} hours on this machine: use fewer --episodes, --seeds or --peers, "
+                "or add --yes."
+            )
+
+    def _again(self) -> str:
+        """What to type to continue: to be copied."""
+        words = ["firsthand", "compare", self.robot, "--peers", self.peers]
+        words += ["--episodes", str(self.episodes), "--seeds", str(self.seeds)]
+        words += ["--tiny"] if self.tiny else []
+        for name in ("out", "address", "workers"):
+            if getattr(self, name) is not None:
+                words += [f"--{name}", str(getattr(self, name))]
+        words += ["--on", self.on] if self.on != "local" else []
+        words += ["--yes"] if self.yes else []
+        return shlex.join(words)

@@ -1,9 +1,9 @@
 """What every peer leaves behind, in the same form, so that they can be put side by side.
 
-    curves.csv          a row per episode of robot time: mean error while learning, computing time, gradient updates so far
-    marks.csv           a row per test on references that nobody trains on
-    paths.safetensors   reference and path of each evaluation shape at the last test
-    facts.json          parameters, memory, and what was changed from the published settings
+curves.csv          a row per episode of robot time: mean error while learning, computing time, gradient updates so far
+marks.csv           a row per test on references that nobody trains on
+paths.safetensors   reference and path of each evaluation shape at the last test
+facts.json          parameters, memory, and what was changed from the published settings
 """
 
 import resource

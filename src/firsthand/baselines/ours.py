@@ -133,5 +133,3 @@ def _dreamed(state: LearnerState, starts: Any, previews: Any) -> Rollout:
     )
     everywhere = jnp.ones(commands.shape, bool)
     return Rollout(states, commands, previews, everywhere, everywhere[..., 0])
-
-

@@ -47,11 +47,11 @@ _HERE = __name__.rpartition(".")[0]
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(OURS, "firsthand, fast preset", f"{_HERE}.ours:run", seconds=4),
-        Peer("pid", "feed-forward + PI", f"{_HERE}.pid:run", seconds=4),
+        Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=4),
+        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=4),
         Peer("ppo", "PPO", f"{_HERE}.sb3:run", seconds=8, extra=(("algorithm", "ppo"),), require=_sb3),
         Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=22, extra=(("algorithm", "sac"),), require=_sb3),
-        Peer("imagination", "ours, imagined data only", f"{_HERE}.ours:run_imagination", seconds=4),
+        Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=4),
         Peer(
             "dreamerv3",
             "DreamerV3, reduced",

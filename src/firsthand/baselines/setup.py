@@ -1,5 +1,6 @@
 """The robot of a job, from its parameters."""
 
+import dataclasses
 from typing import Any
 
 from ..errors import UserError
@@ -10,6 +11,9 @@ from ..robots.registry import find_robot
 from ..robots.simulated import SimulatedRobot
 from ..tasks import Task, excavator_task, soft_arm_task
 
+TINY_HURRY = 6.0
+"""In the tests' size the evaluation shapes are travelled so many times as fast: they are over sooner."""
+
 
 def plant_and_task(robot: str, *, tiny: bool = False) -> tuple[AbstractPlant, Task]:
     """A simulated robot by name; `tiny` shortens its episodes for the tests."""
@@ -18,6 +22,7 @@ def plant_and_task(robot: str, *, tiny: bool = False) -> tuple[AbstractPlant, Ta
     if tiny:
         make: Any = {"soft-arm": soft_arm_task}.get(robot, excavator_task)
         task = make(**tuples(TINY_TASK))
+        task = dataclasses.replace(task, evaluation_speed=TINY_HURRY * task.evaluation_speed)
     made = source.make_robot(task, payload_kg=0.0, seed=0)
     if not isinstance(made, SimulatedRobot):
         raise UserError(f"the robot {robot!r} is not simulated here; peers are compared on simulated robots.")

@@ -45,7 +45,7 @@ def print_findings(studies: Any, findings: Any) -> None:
         if finding.summary:
             own = Table(box=SIMPLE_HEAD, pad_edge=False)
             for i, heading in enumerate(finding.summary):
-                own.add_column(heading, justify="right" if i else "left")
+                own.add_column(heading, justify="right" if i else "left", no_wrap=i == 0)
             for row in zip(*finding.summary.values(), strict=True):
                 own.add_row(*row)
             console.print(own)

@@ -1,0 +1,101 @@
+"""TD-MPC2 on one of our robots, as a job that can be interrupted and continued."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...experiments import files
+from ...experiments.base import Report
+from ..ledger import Ledger, Stopwatch
+from ..setup import plant_and_task
+from ..view import Controller, RobotView
+from .agent import Agent
+from .config import Config, default, reduced
+
+CHECKPOINT_S = 60.0
+"""A checkpoint is written at the end of a trajectory when the last one is so old."""
+TEXTS = {
+    "default": "published settings, smallest official network sizes, five Q functions",
+    "reduced": "published settings but two Q functions (as the official 1 M size), 128 samples × 3 rounds of planning, "
+    "batch 128, an update every other step",
+    "tiny": "for the tests",
+}
+
+
+def config_of(setting: str) -> Config:
+    """The settings by name."""
+    if setting == "tiny":
+        small = {"samples": 16, "policy_samples": 4, "elites": 4, "rounds": 1, "batch": 8, "updates_per_step": 0.1}
+        small |= {"seed_episodes": 1, "seed_steps_least": 40}
+        return dataclasses.replace(reduced(), **small)
+    return {"default": default, "reduced": reduced}[setting]()
+
+
+class Planner(Controller):
+    """The agent without exploration, planning for several robots in turn."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent, self.means = agent, {}
+
+    def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Planned actions; what training had planned is left as it was."""
+        before, actions = self.agent._mean, []
+        for i, row in enumerate(seen):
+            self.agent._mean = self.means.get(i, before)
+            actions.append(self.agent.act(row, first=bool(first[i]) or i not in self.means, explore=False))
+            self.means[i] = self.agent._mean
+        self.agent._mean = before
+        return np.stack(actions)
+
+
+def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
+    """Learn for the given robot time."""
+    setting = parameters["setting"]
+    plant, task = plant_and_task(parameters["robot"], tiny=setting == "tiny")
+    view = RobotView(plant, task, seed=parameters["seed"])
+    agent = Agent(
+        config_of(setting), view.observation_size, view.action_size, seed=parameters["seed"], episode_length=task.steps
+    )
+    ledger = Ledger(folder, view.stepper, parameters["marks"], report)
+    kept = folder / files.CHECKPOINT / "state.safetensors"
+    spent = 0.0
+    if kept.exists():
+        arrays, info = files.read_arrays(kept)
+        agent.restore(_below(arrays, "agent."))
+        view.restore(_below(arrays, "view."))
+        ledger.curves, ledger.tests, spent = info["curves"], info["tests"], info["spent"]
+    watch, saved, done = Stopwatch(view), time.monotonic(), view.episode
+    while view.episode < parameters["episodes"]:
+        trajectory(view, agent)
+        spent += watch.take()
+        if view.episode > done:
+            done = view.episode
+            ledger.test(done, Planner(agent))
+            ledger.episode(done, view.errors[-1], spent, agent.updates)
+            spent = 0.0
+        if time.monotonic() - saved > CHECKPOINT_S:
+            state = {f"agent.{name}": a for name, a in agent.snapshot().items()}
+            state |= {f"view.{name}": a for name, a in view.snapshot().items()}
+            files.write_arrays(kept, state, {"curves": ledger.curves, "tests": ledger.tests, "spent": spent})
+            report(done, f"{view.steps} steps, {agent.updates} updates")
+            saved = time.monotonic()
+        watch.restart()
+    ledger.finish(parameters=agent.parameters, setting=TEXTS[setting])
+
+
+def trajectory(view: RobotView, agent: Agent) -> None:
+    """Act, remember and learn along one trajectory."""
+    seen, first = view.begin(), True
+    while not view.over:
+        action = agent.act(seen, first=first, explore=True)
+        following, reward = view.step(action)
+        agent.remember(seen, action, reward, following, first=first, last=view.over)
+        agent.learn(agent.due)
+        seen, first = following, False
+
+
+def _below(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,168 @@
+"""The peers: what each computes, and that each leaves the same books."""
+
+import math
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+
+from firsthand.baselines import compare, pid
+from firsthand.baselines.ledger import CURVES, FACTS, MARKS, PATHS
+from firsthand.baselines.registry import OURS, PEERS, chosen
+from firsthand.baselines.setup import plant_and_task
+from firsthand.baselines.view import RobotView
+from firsthand.errors import UserError
+from firsthand.experiments import Result, Size, files, worker
+from firsthand.experiments.study import Study
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly() -> Iterator[None]:
+    """What is computed here is small; how fast does not matter."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def axis(sign: float = 1.0) -> pid.Axis:
+    edge = 0.05
+    size = np.asarray([edge, 0.2, 1.0])
+    return pid.Axis(sign, (size, np.asarray([0.0, 0.1, 0.9])), (size, np.asarray([0.0, 0.2, 1.2])), 0.1, 0.2)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_inverse_map_undoes_the_map(sign):
+    joint = axis(sign)
+    for rate in (-1.1, -0.3, -0.05, 0.05, 0.1, 0.8):
+        size, speed = joint.up if rate > 0 else joint.down
+        command = joint.inverse(rate)
+        assert np.sign(command) == sign * np.sign(rate)
+        assert np.interp(abs(command), size, speed) == pytest.approx(abs(rate), rel=1e-6)
+    assert joint.inverse(0.0) == 0.0
+    assert abs(joint.inverse(3.0)) > 1.0  # saturated, and the integral can tell
+
+
+def test_gains_follow_the_rule():
+    _, task = plant_and_task("excavator")
+    controller = pid.PidController(task.spec, (axis(),) * 4, 1.0)
+    theta = 0.1 + 0.2 / 2
+    np.testing.assert_allclose(controller.gain, 1 / (2 * theta))
+    np.testing.assert_allclose(controller.integral_s, 8 * theta)
+
+
+def test_joint_speeds_move_the_tip_as_the_reference_moves():
+    _, task = plant_and_task("excavator")
+    controller = pid.PidController(task.spec, (axis(),) * 4, 1.0)
+    position = np.asarray(task.home)
+    from firsthand_onboard.kinematics import chain_jacobian, chain_points
+
+    here = chain_points(task.spec.kinematics, position)[-1]
+    velocity = np.asarray([0.3, -0.2])
+    points = here + controller.ahead[:, None] * velocity
+    rates = controller._rate_ahead(position, points, 0.0)
+    np.testing.assert_allclose(chain_jacobian(controller.chain, position) @ rates, velocity, rtol=0.05)
+    still = controller._pull(position)
+    assert np.abs(chain_jacobian(controller.chain, position) @ still).max() < 1e-5
+    assert still @ (controller.middle - position) > 0
+
+
+def test_a_robot_whose_tip_is_measured_has_no_pid():
+    _, task = plant_and_task("soft-arm")
+    with pytest.raises(UserError, match="kinematics"):
+        pid.PidController(task.spec, (axis(),) * task.spec.layout.num_commands, 1.0)
+
+
+@pytest.mark.slow
+def test_the_engineers_controller_follows():
+    """Identified and steered for an episode: a few centimetres, where standing still has half a metre."""
+    plant, task = plant_and_task("excavator")
+    axes, robot_s = pid.identified(plant, task, 0)
+    assert 60 < robot_s < 600
+    view = RobotView(plant, task, seed=0)
+    pid.steer(view, pid.PidController(task.spec, axes, 1.5))
+    assert view.errors[0] < 0.04
+
+
+def test_unknown_peers_are_answered_with_the_known_ones():
+    with pytest.raises(UserError, match=r"'ppp' \(did you mean 'ppo'\?\); known are pid, ppo, sac"):
+        chosen("pid,ppp")
+    with pytest.raises(UserError, match="empty"):
+        chosen(" , ")
+    assert [peer.name for peer in chosen("pid,ours,pid")] == [OURS, "pid"]
+
+
+def write_books(folder, errors, *, computing=1.0, random_m=0.02):
+    folder.mkdir(parents=True)
+    count = len(errors)
+    episodes = np.arange(1, count + 1)
+    columns = {"episode": episodes, "tracking_error_m": errors, "computing_s": np.full(count, computing)}
+    files.write_csv(folder / CURVES, {**columns, "updates": 10 * episodes})
+    test = {"episode": [count], "random_m": [random_m], "shapes_m": [random_m], "act_ms": [0.5]}
+    files.write_csv(folder / MARKS, {**test, "random_max_m": [0.1], "shapes_max_m": [0.1]})
+    path = np.stack([np.linspace(4, 6, 50), np.full(50, 1.5)], axis=1)
+    files.write_arrays(folder / PATHS, {"line.reference": path, "line.path": path + 0.01})
+    files.write_json(folder / FACTS, {"parameters": 5, "memory_mb": 100, "setting": "none", "steps": 1250 * count})
+
+
+def test_the_table_says_what_the_books_say(tmp_path):
+    _, task = plant_and_task("excavator")
+    peers = chosen("ppo")
+    comparison = compare.PeerComparison("excavator", task, peers, 40)
+    results = []
+    for job in comparison.jobs(Size("full", 2)):
+        ours = job.name.startswith(OURS)
+        errors = 1.0 / np.arange(1, 41) ** (2.0 if ours else 0.5)
+        write_books(tmp_path / job.id, errors, computing=2.0, random_m=0.01 if ours else 0.16)
+        results.append(Result(job, tmp_path / job.id))
+    finding = comparison.conclude(Size("full", 2), results)
+    table = finding.tables["table"]
+    assert table["random_m"] == [0.01, 0.16]
+    # 1/n² is below 10 cm from the fourth episode on, 1/√n never within forty.
+    minutes = task.episode_s / 60
+    assert table["robot_min_to_10_cm"][0] == pytest.approx(4 * minutes)
+    assert math.isnan(table["robot_min_to_10_cm"][1])
+    assert table["computing_s_per_robot_hour"][0] == pytest.approx(2.0 / task.episode_s * 3600)
+    # 1/√n = 1 cm after 10⁴ episodes.
+    assert f"about {1e4 * task.episode_s / 3600:.2g} robot hours" in finding.text
+    assert "extrapolated" in finding.text
+    assert any("× 16" in row.measured for row in finding.rows)
+    assert set(finding.figures) == {"curves", "paths"}
+
+
+def test_sudden_drops_are_counted_after_the_tenth_episode():
+    errors = np.full(30, 0.02)
+    errors[[3, 15, 20]] = 0.2
+    assert compare.drops(errors) == 2
+
+
+def test_every_peer_has_a_runner_that_exists():
+    from importlib import import_module
+
+    for peer in PEERS.values():
+        module, _, function = peer.runner.partition(":")
+        assert callable(getattr(import_module(module), function)), peer.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ours", pytest.param("imagination", marks=pytest.mark.slow), pytest.param("tdmpc2", marks=pytest.mark.slow)],
+)
+def test_a_peer_leaves_its_books(name, tmp_path):
+    _, task = plant_and_task("excavator", tiny=True)
+    comparison = compare.PeerComparison("excavator", task, chosen(name), 2)
+    with Study(tmp_path / "study", comparison, Size("tiny", 1)) as study:
+        job = study.jobs[-1]
+        worker.perform(study.prepare(job), lambda done, note="": None)
+        result = Result(job, study.folder(job))
+    row = compare.row_of(PEERS[name], [result], task)
+    assert np.isfinite([row.random_m, row.shapes_m, row.computing_s, row.act_ms, row.memory_mb]).all()
+    assert row.updates > 0
+    assert list(result.csv(CURVES)["episode"]) == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_the_peers_of_stable_baselines_leave_their_books(algorithm, tmp_path):
+    pytest.importorskip("stable_baselines3", reason="the extra `peers` is not installed")
+    test_a_peer_leaves_its_books(algorithm, tmp_path)

@@ -1,0 +1,83 @@
+"""The robot that peers learn on is the robot that we learn on."""
+
+import jax
+import numpy as np
+import pytest
+
+from firsthand.baselines import view as views
+from firsthand.baselines.ours import PolicyController
+from firsthand.baselines.setup import plant_and_task
+from firsthand.baselines.view import RobotView, Stepper
+from firsthand.evaluation import evaluate, tracking_metrics
+from firsthand.models import Policy
+from firsthand.robots.simulated import SimulatedRobot
+
+
+@pytest.fixture(scope="module")
+def setup():
+    return plant_and_task("excavator", tiny=True)
+
+
+def test_a_policy_does_step_by_step_what_it_does_in_one_compiled_episode(setup):
+    plant, task = setup
+    policy = Policy.random(task.spec, key=jax.random.key(3), last_gain=0.5)
+    robot, view = SimulatedRobot(plant, task, seed=0), RobotView(plant, task, seed=0)
+    rng = np.random.Generator(np.random.Philox(key=[0, 0]))
+    record = robot.run_episode(policy, task.sample_goals(rng, robot.measured(), task.trajectories))
+    act, rewards = PolicyController(policy), []
+    while view.episode < 1:
+        seen = view.begin()
+        while not view.over:
+            seen, reward = view.step(act(seen[None], np.asarray([False]))[0])
+            rewards.append(reward)
+    assert view.errors[0] == pytest.approx(tracking_metrics(task.spec, (record,)).mean_error_m, rel=1e-3)
+    assert view.steps == task.trajectories * task.steps == len(rewards)
+    # The reward is our cost: here computed again from the record, without the view.
+    costs = []
+    for i in range(task.trajectories):
+        state = record.starts[i]
+        for k in range(task.steps):
+            costs.append(float(task.cost(state, record.commands[i, k], record.references[i, k])))
+            state = np.concatenate(
+                [
+                    record.measured[i, k + 1],
+                    state[: task.spec.layout.command_start - task.spec.layout.num_measured],
+                    record.commands[i, k],
+                    state[task.spec.layout.command_start : -task.spec.layout.num_commands],
+                ]
+            )
+    np.testing.assert_allclose(rewards, -views.REWARD * np.asarray(costs), rtol=2e-3, atol=1e-4)
+
+
+def test_the_test_of_a_controller_gives_what_evaluation_gives(setup):
+    plant, task = setup
+    policy = Policy.random(task.spec, key=jax.random.key(4), last_gain=0.5)
+    tested = views.test(Stepper(plant, task), PolicyController(policy))
+    expected = evaluate(SimulatedRobot(plant, task), policy).overall
+    assert tested.shapes.mean_error_m == pytest.approx(expected.mean_error_m, rel=1e-2)
+    assert [r.commands.shape[1] for r in tested.records] == [
+        len(r.points) for r in task.evaluation(task.evaluation_speed)
+    ]
+
+
+def test_actions_outside_the_range_are_what_the_range_allows(setup):
+    plant, task = setup
+    one, other = RobotView(plant, task, seed=1), RobotView(plant, task, seed=1)
+    one.begin(), other.begin()
+    np.testing.assert_array_equal(one.step(np.full(4, 9.0))[0], other.step(np.ones(4))[0])
+
+
+def test_a_view_that_was_stored_goes_on_the_same(setup):
+    plant, task = setup
+    one, other = RobotView(plant, task, seed=2), RobotView(plant, task, seed=2)
+    rng = np.random.default_rng(0)
+
+    def trajectory(view, actions):
+        view.begin()
+        return [view.step(action)[0] for action in actions]
+
+    first, second = rng.uniform(-1, 1, (2, task.steps, 4))
+    trajectory(one, first)
+    other.restore(one.snapshot())
+    np.testing.assert_array_equal(trajectory(one, second), trajectory(other, second))
+    assert one.errors == other.errors

@@ -14,7 +14,7 @@ import pytest
 from .conftest import EPISODES, PATIENCE, SETTINGS, Firsthand, assert_same
 
 
-@pytest.mark.parametrize("preset", ["fast", "paper"])
+@pytest.mark.parametrize("preset", ["fast", pytest.param("paper", marks=pytest.mark.slow)])
 def test_resuming_gives_the_same_bits(preset: str, firsthand: Firsthand, uninterrupted, begun, tmp_path: Path) -> None:
     run = begun(preset, tmp_path / "run")
     if preset == "paper":  # as if the run were from before this setting existed; its default changes nothing
@@ -34,7 +34,7 @@ def test_killed_at_random_instants(firsthand: Firsthand, uninterrupted, tmp_path
     run, kills = tmp_path / "run", 0
     arguments = ["train", "excavator", "--out", run, *SETTINGS["fast"], "--episodes", str(EPISODES), "--no-report"]
     safe = 0
-    for wanted in (0, 1, 1, 1):
+    for wanted in (0, 1, 1):
         resume = ["--resume"] if (run / "config.json").exists() else []
         process = firsthand.start(*arguments, *resume)
         assert process.stderr is not None
@@ -56,7 +56,7 @@ def test_killed_at_random_instants(firsthand: Firsthand, uninterrupted, tmp_path
             process.communicate()
         kept = [int(file.stem) for file in (run / "checkpoints").glob("*.safetensors")]
         assert max(kept, default=0) >= safe, "what was reported as done is not lost"
-    assert kills >= 3
+    assert kills >= 2
     done = firsthand(*arguments, "--resume")
     assert done.returncode == 0, done.stderr
     assert_same(run, expected)

@@ -20,6 +20,8 @@ COUNTED_FROM = {"full": 100, "quick": 30, "tiny": 4}
 RECOVERED = 1.2
 """Recovered is an error of at most so many times the mean of the three episodes before the switch."""
 BEFORE = 3
+NOTICED = 1.2
+"""A first episode after a switch that is worse by less than this is not worse."""
 
 
 class Payload(Experiment):
@@ -145,6 +147,7 @@ def _text(
         f"(median; 0 means that it was never outside), {100 * within:.0f} % of the switches are recovered from "
         "within "
         f"five, and five episodes later the error is {level:.2f} times what it was. {holds}."
+        + ("" if factor > NOTICED else " The doubling does not: a payload changes our machine less than theirs.")
     )
 
 

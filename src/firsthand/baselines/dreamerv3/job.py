@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,7 @@ class Learner:
 
     def last_words(self) -> str:
         """The last line that it printed, and where the rest is."""
-        self._process.wait(timeout=10)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return f"its last line in {self._log} is: {lines[-1] if lines else '(none)'}"

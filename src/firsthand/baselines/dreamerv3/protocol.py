@@ -17,11 +17,14 @@ UTF-8 text. The learner asks, the robot's side answers; only at the end of a tra
 """
 
 import struct
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
-RESET, SEEN, STEP, NEXT, ENDED, ACT, ACTED, SAVE, SAVED, ON = (b"RoSnEaAwWg"[i : i + 1] for i in range(10))
+RESET, STEP, ENDED, ACTED, SAVED = b"R", b"S", b"E", b"A", b"W"
+"""From the learner."""
+SEEN, NEXT, ACT, SAVE, ON = b"o", b"n", b"a", b"w", b"g"
+"""From the robot's side."""
 
 _HEADER = struct.Struct("<cI")
 _LONGEST = 1 << 24
@@ -34,7 +37,7 @@ class Ended(Exception):
 class Link:
     """One end of the two pipes."""
 
-    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+    def __init__(self, source: IO[bytes], sink: IO[bytes]) -> None:
         self._source, self._sink = source, sink
 
     def send(self, kind: bytes, content: "np.ndarray | str | None" = None) -> None:

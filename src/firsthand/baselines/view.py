@@ -16,8 +16,10 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,10 +59,15 @@ class Robots:
 
 
 class Stepper:
-    """The compiled steps of robots side by side; one object per plant and task, compiled once per batch size."""
+    """The compiled steps of robots side by side; one object per plant and task, compiled once per batch size.
 
-    def __init__(self, plant: AbstractPlant, task: Task) -> None:
+    With `each`, the arrays of `plant` have a leading axis: every robot is a machine of its own.
+    """
+
+    def __init__(self, plant: AbstractPlant, task: Task, *, each: bool = False) -> None:
         spec, cost = task.spec, task.cost
+        arrays, fixed = eqx.partition(plant, eqx.is_array)
+        own = 0 if each else None
         low, high = jnp.asarray(spec.limits.command_low), jnp.asarray(spec.limits.command_high)
         offsets = jnp.asarray((0, *spec.preview))
         self.task = task
@@ -68,7 +75,8 @@ class Stepper:
         def sees(state, points, k):
             return observation(spec, state, points[jnp.minimum(k + offsets, points.shape[0] - 1)])
 
-        def one(plant_state, state, action, points, k, key):
+        def one(arrays, plant_state, state, action, points, k, key):
+            plant = eqx.combine(arrays, fixed)
             command = (low + high) / 2 + (high - low) / 2 * jnp.clip(action, -1.0, 1.0)
             price = cost(state, command, points[k])
             dynamics_key, sensor_key = jax.random.split(key)
@@ -77,14 +85,14 @@ class Stepper:
             state = next_state(spec.layout, state, command, measured)
             return plant_state, state, command, measured, sees(state, points, k + 1), price
 
-        def start(position, key):
-            return at_rest(plant, spec, position, key=key)
+        def start(arrays, position, key):
+            return at_rest(eqx.combine(arrays, fixed), spec, position, key=key)
 
         def towards(state, goal):
             return build_reference(spec, measured_part(spec.layout, state), goal)
 
-        self._step = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, 0, None, 0)))
-        self._start = jax.jit(jax.vmap(start))
+        self._step = partial(jax.jit(jax.vmap(one, in_axes=(own, 0, 0, 0, 0, None, 0))), arrays)
+        self._start = partial(jax.jit(jax.vmap(start, in_axes=(own, 0, 0))), arrays)
         self._towards = jax.jit(jax.vmap(towards))
         self._sees = jax.jit(jax.vmap(sees, in_axes=(0, 0, None)))
 
@@ -222,6 +230,18 @@ class Tested:
 def test(stepper: Stepper, controller: Controller) -> Tested:
     """Run a controller on fresh random references and on the evaluation shapes; the same ones every time."""
     task = stepper.task
+    random, drawn = on_random(stepper, controller), on_shapes(stepper, controller, task.evaluation_speed)
+    return Tested(
+        tracking_metrics(task.spec, random),
+        tracking_metrics(task.spec, drawn),
+        drawn,
+        decision_ms(controller, task.spec),
+    )
+
+
+def on_random(stepper: Stepper, controller: Controller) -> tuple[EpisodeRecord, ...]:
+    """Robots that start at home and visit an episode's goals each."""
+    task = stepper.task
     rng = np.random.default_rng(TEST_SEED)
     robots = stepper.at_rest(np.tile(np.asarray(task.home), (TEST_ROBOTS, 1)), TEST_SEED)
     rest = np.asarray(robots.state)[0, : task.spec.layout.num_measured]
@@ -231,19 +251,20 @@ def test(stepper: Stepper, controller: Controller) -> Tested:
         points = stepper.towards(robots, goals[:, j])
         robots, record = follow(stepper, controller, robots, points, [task.steps] * TEST_ROBOTS, seed=j)
         records += record
-    shapes = task.evaluation(task.evaluation_speed)
+    return tuple(records)
+
+
+def on_shapes(stepper: Stepper, controller: Controller, speed: float) -> tuple[EpisodeRecord, ...]:
+    """The evaluation shapes, each from rest at its start."""
+    task = stepper.task
+    shapes = task.evaluation(speed)
     longest = max(len(s.points) for s in shapes)
     held = [np.concatenate([s.points, np.repeat(s.points[-1:], longest - len(s.points), axis=0)]) for s in shapes]
     ahead = [np.concatenate([h, np.repeat(h[-1:], task.spec.preview[-1], axis=0)]) for h in held]
     robots = stepper.at_rest(np.stack([s.start for s in shapes]), TEST_SEED)
     lengths = [len(s.points) for s in shapes]
     _, drawn = follow(stepper, controller, robots, np.stack(ahead).astype(np.float32), lengths, seed=0)
-    return Tested(
-        tracking_metrics(task.spec, tuple(records)),
-        tracking_metrics(task.spec, tuple(drawn)),
-        tuple(drawn),
-        decision_ms(controller, task.spec),
-    )
+    return tuple(drawn)
 
 
 def follow(

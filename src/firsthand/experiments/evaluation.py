@@ -95,7 +95,7 @@ def _text(marks: tuple[int, ...], means: list[float], decisive: int, reached: bo
         if decisive == 200
         else f", which need a full run, are {'already' if reached else 'not yet'} reached at episode {decisive}"
     )
-    steady = "never rises by more than a tenth from mark to mark" if improves else "does not fall from each mark to the next"
+    steady = "never rises by more than a tenth between marks" if improves else "does not fall from mark to mark"
     return (
         "The policies that ran these episodes followed a circle of radius 1 m, a square of side 2 m and a "
         "line, from rest "

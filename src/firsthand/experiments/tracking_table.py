@@ -139,8 +139,9 @@ def _text(
         f"speed) {paper[4]:.2f} s at up to {100 * paper[1]:.0f} cm/s, {than} the paper's {PAPER[4]:.2f} s; the fast "
         f"preset has {100 * fast[2]:.1f} cm and {fast[4]:.2f} s at up to {100 * fast[1]:.0f} cm/s. Our random "
         f"references are slower on average ({100 * paper[0]:.0f} cm/s; the paper's {100 * PAPER[0]:.0f}). Circle, "
-        "square and line at a cruising speed of 129.3 cm/s are harder: they keep that speed, and the square has four corners; "
-        f"there ρ is {best['paper'][4]:.2f} s with the paper's algorithm, {best['fast'][4]:.2f} s with the fast preset. "
+        "square and line at a cruising speed of 129.3 cm/s are harder: they keep that speed, and the square has four "
+        f"corners; there ρ is {best['paper'][4]:.2f} s with the paper's algorithm and {best['fast'][4]:.2f} s with the "
+        "fast preset. "
         + (
             "The two earlier approaches, rebuilt here, learned in simulation for the equivalent of "
             f"{EARLIER_STEPS / 25 / 3600:.0f} hours of a machine (one seed each) and then ran on the machine."

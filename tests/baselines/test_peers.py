@@ -166,3 +166,26 @@ def test_a_peer_leaves_its_books(name, tmp_path):
 def test_the_peers_of_stable_baselines_leave_their_books(algorithm, tmp_path):
     pytest.importorskip("stable_baselines3", reason="the extra `peers` is not installed")
     test_a_peer_leaves_its_books(algorithm, tmp_path)
+
+
+def test_varied_machines_differ_as_their_numbers_say():
+    from firsthand.baselines.earlier import SPREAD, family
+
+    plant, _ = plant_and_task("excavator")
+    machines, numbers = family(plant, 5, seed=0)
+    np.testing.assert_allclose(machines.plant.payload_kg, 450 * (numbers[:, 0] + 1), rtol=1e-6)
+    np.testing.assert_allclose(machines.stronger.reshape(5, 8), 1 + SPREAD * numbers[:, 2:], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("approach", ["simulator", "randomised"])
+def test_an_earlier_approach_runs_through(approach, tmp_path):
+    pytest.importorskip("stable_baselines3", reason="the extra `peers` is not installed")
+    from firsthand.baselines import earlier
+    from firsthand.experiments.learning import SPEEDS
+
+    parameters = {"approach": approach, "seed": 0, "steps": 3000, "speeds": [2.0], "tiny": True}
+    earlier.run(parameters, tmp_path, lambda done, note="": None)
+    table = files.read_csv(tmp_path / SPEEDS)
+    assert list(table["reference"]) == ["random", "together"]
+    assert np.isfinite(table["mean_error_m"]).all()

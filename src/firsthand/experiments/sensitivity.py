@@ -32,7 +32,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "tiny": {"alpha": (0.002, 0.01), "epsilon": (0.01, 0.05), "eta": (0.1, 0.5)},
 }
 """Factors of five around the paper's values."""
-EPISODES = {"full": 50, "quick": 10, "tiny": 2}
+EPISODES = {"full": 30, "quick": 10, "tiny": 2}
 WINDOW = 10
 """The last so many episodes (a quarter, in a short run) make the error of a setting."""
 MOST_TOGETHER = 15
@@ -78,7 +78,7 @@ class Sensitivity(Experiment):
     name = "sensitivity"
     shows = "the step size η matters little, ε and α more"
     figure = "section 5.2"
-    cost = Cost(full_min=32, quick_s=110)
+    cost = Cost(full_min=20, quick_s=80)
     seeds = Seeds(full=1, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

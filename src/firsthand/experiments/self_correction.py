@@ -19,10 +19,11 @@ from .curves import Curves
 from .theory.curves import band
 
 RUNNER = f"{__name__}:run"
+KEPT = "wrong model, wrong data kept"
 VARIANTS = {
     "from scratch": {"biased": False, "learns": True, "keeps": False},
     "wrong model": {"biased": True, "learns": True, "keeps": False},
-    "wrong model, wrong data kept": {"biased": True, "learns": True, "keeps": True},
+    KEPT: {"biased": True, "learns": True, "keeps": True},
     "wrong model, frozen": {"biased": True, "learns": False, "keeps": False},
 }
 FLIPPED = (0, 1)
@@ -117,6 +118,7 @@ class SelfCorrection(Experiment):
             f"a cosine of {first['wrong model']:.2f} to the true one (from scratch: {first['from scratch']:.2f}), in "
             f"the last quarter {last['wrong model']:.2f}. The error then was {100 * wrong:.1f} cm, from scratch "
             f"{100 * scratch:.1f} cm, and with the wrong model frozen {100 * frozen:.1f} cm."
+            + (f" Where the wrong data stayed in the buffer it was {100 * ends[KEPT]:.1f} cm." if KEPT in ends else "")
         )
         return Finding(
             verdict,
@@ -177,7 +179,7 @@ def correction_figure(curves: dict[str, dict[str, Curves]]) -> Figure:
     angle.set_ylabel("cosine, learner's to true gradient")
     for axes in (error, model, angle):
         axes.set_xlabel("episode")
-    error.legend(loc="upper right")
+    figure.legend(*error.get_legend_handles_labels(), loc="outside upper left", ncols=4)
     return figure
 
 

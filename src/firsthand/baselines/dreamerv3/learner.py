@@ -29,6 +29,7 @@ from omegaconf import OmegaConf
 from protocol import ACT, ACTED, ENDED, ON, SAVE, SAVED, Ended, Link, numbers
 from sheeprl.algos.dreamer_v3_5.agent import build_agent
 from sheeprl.cli import check_configs, resume_from_checkpoint, run_algorithm
+from sheeprl.data.buffers import ReplayBuffer
 from sheeprl.utils.callback import CheckpointCallback
 from sheeprl.utils.utils import dotdict
 
@@ -119,6 +120,21 @@ class Player:
         return torch.cat(player.get_actions({"state": seen}, greedy=True), -1)[0].numpy()
 
 
+def keep_queue() -> None:
+    """Let a loaded replay know which steps have not been learned from yet.
+
+    sheeprl forgets it, because its checkpoints may cut an episode. Ours do not, and a continued run shall not differ.
+    """
+    forgetful = ReplayBuffer.__setstate__
+
+    def load(self: ReplayBuffer, state: "dict[str, Any]") -> None:
+        queue = {name: state[name] for name in ("_online_origin", "_online_next")}
+        forgetful(self, state)
+        self.__dict__.update(queue)
+
+    ReplayBuffer.__setstate__ = load
+
+
 def main() -> None:
     """Learn until sheeprl has made its steps."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -135,6 +151,7 @@ def main() -> None:
     config = dotdict(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     check_configs(config)
     Session.config = config
+    keep_queue()
     run_algorithm(config)
 
 

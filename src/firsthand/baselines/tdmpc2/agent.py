@@ -12,23 +12,19 @@ from jaxtyping import Float
 from ...errors import UserError
 from ...runs import pytrees
 from .config import Config
-from .learning import Batch, State, update
-from .networks import Network, WorldModel
-from .planning import plan
+from .learning import Batch, State, UpdateNoise, draw_update_noise, numbers_in, update
+from .planning import draw_plan_noise, plan
 from .replay import Replay
 
-
-@eqx.filter_jit
-def _plan(model: WorldModel, policy: Network, observation, mean, first, explore, discount, config: Config, key, count):
-    # `discount` and `config` are plain Python values: part of what is compiled.
-    return plan(model, policy, observation, mean, first, explore, discount, config, key=jax.random.fold_in(key, count))
+# `discount` and `config` are plain Python values: part of what is compiled.
+_plan: Any = eqx.filter_jit(plan)
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _update(given: tuple[Batch, Any, np.uint32], state: State, discount: float, config: Config):
+def _update(given: tuple[Batch, UpdateNoise], state: State, discount: float, config: Config):
     # The state's memory is used again for the new state.
-    batch, key, count = given
-    return update(state, batch, discount, config, key=jax.random.fold_in(key, count))
+    batch, noise = given
+    return update(state, batch, noise, discount, config)
 
 
 class Agent:
@@ -51,6 +47,8 @@ class Agent:
         ):
             if value < 1:
                 raise UserError(f"{name} is {value}, but must be a whole number of at least 1.")
+        if seed < 0:
+            raise UserError(f"seed is {seed}, but must be a whole number of at least 0.")
         if episode_length < config.horizon:
             raise UserError(
                 f"episode_length is {episode_length}, but must be at least horizon, which is {config.horizon}."
@@ -60,8 +58,7 @@ class Agent:
         self.seed, self.episode_length = seed, episode_length
         self.discount = config.discount(episode_length)
         self.seed_steps = config.seed_steps(episode_length)
-        initial, self._act_key, self._learn_key = jax.random.split(jax.random.key(seed), 3)
-        self._state = State.random(config, observation_size, action_size, key=initial)
+        self._state = State.random(config, observation_size, action_size, rng=self._rng(0, 0))
         self._replay = Replay(config.capacity, observation_size, action_size, horizon=config.horizon)
         self._mean = jnp.zeros((config.horizon, action_size))
         self.steps = 0
@@ -74,7 +71,7 @@ class Agent:
     @property
     def parameters(self) -> int:
         """Trained numbers: model and policy, without the target Q functions."""
-        return sum(leaf.size for leaf in jax.tree.leaves((self._state.model, self._state.policy)))
+        return numbers_in((self._state.model, self._state.policy))
 
     @property
     def replay(self) -> Replay:
@@ -95,8 +92,7 @@ class Agent:
         """
         count, self.decisions = self.decisions, self.decisions + 1
         if explore and self.steps < self.seed_steps:
-            rng = np.random.default_rng([self.seed, 0, count])
-            return rng.uniform(-1.0, 1.0, self.action_size).astype(np.float32)
+            return self._rng(1, count).uniform(-1.0, 1.0, self.action_size).astype(np.float32)
         observation = np.asarray(observation, np.float32)
         if observation.shape != (self.observation_size,) or not np.isfinite(observation).all():
             raise UserError(f"the observation must be {self.observation_size} finite numbers, but is {observation}.")
@@ -107,10 +103,9 @@ class Agent:
             self._mean,
             np.bool_(first),
             np.bool_(explore),
+            draw_plan_noise(self.config, self.action_size, self._rng(1, count)),
             self.discount,
             self.config,
-            self._act_key,
-            np.uint32(count),
         )
         self._mean = result.mean
         return np.asarray(result.action)
@@ -141,10 +136,10 @@ class Agent:
             raise UserError(f"there is no finished episode of {self.config.horizon} steps or more to learn from yet.")
         reports = []
         for _ in range(updates):
-            count, self.updates = self.updates, self.updates + 1
-            batch = self._replay.sample(self.config.batch, np.random.default_rng([self.seed, 1, count]))
-            given = (batch, self._learn_key, np.uint32(count))
+            rng = self._rng(2, self.updates)
+            given = (self._replay.sample(self.config.batch, rng), draw_update_noise(self.config, self.action_size, rng))
             self._state, report = _update(given, self._state, self.discount, self.config)
+            self.updates += 1
             reports.append(report)
         names = reports[0]._fields
         means = np.mean(np.array(jax.device_get(reports), np.float64), axis=0)
@@ -169,6 +164,9 @@ class Agent:
         self._replay.from_arrays(replay)
         self._state, self._mean = kept["state"], kept["mean"]
         self.steps, self.decisions, self.updates = kept["steps"], kept["decisions"], kept["updates"]
+
+    def _rng(self, purpose: int, count: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, purpose, count])
 
     def _kept(self) -> dict[str, Any]:
         return {

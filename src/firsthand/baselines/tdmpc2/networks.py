@@ -5,14 +5,17 @@ A network takes its input in parts, as in `dynamics(z, action)`: a part that is 
 once, without the batch's axis, and is then multiplied once.
 """
 
+import math
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt16
 
 from .config import Config
+from .regression import expected
 
 _EPSILON = 1e-5  # of the layer normalisation
 _INITIAL = 0.02  # standard deviation of initial weights
@@ -49,11 +52,16 @@ class Layer(eqx.Module):
     """Shift after normalisation; None for a linear layer."""
 
     @staticmethod
-    def random(inputs: int, units: int, *, normed: bool, zero: bool = False, key: PRNGKeyArray) -> "Layer":
-        """Small normal weights (or zeros), zero biases."""
-        weight = jnp.zeros((inputs, units)) if zero else _INITIAL * jax.random.normal(key, (inputs, units))
-        gain, offset = (jnp.ones(units), jnp.zeros(units)) if normed else (None, None)
-        return Layer(weight, jnp.zeros(units), gain, offset)
+    def random(
+        inputs: int, units: int, *, normed: bool, zero: bool, members: int | None, rng: np.random.Generator
+    ) -> "Layer":
+        """Small normal weights (or zeros), zero biases; with `members`, a leading axis of so many layers."""
+        lead = () if members is None else (members,)
+        shape = (*lead, inputs, units)
+        weight = np.zeros(shape, np.float32) if zero else _INITIAL * rng.standard_normal(shape, np.float32)
+        ones, zeros = np.ones((*lead, units), np.float32), np.zeros((*lead, units), np.float32)
+        gain, offset = (jnp.array(ones), jnp.array(zeros)) if normed else (None, None)
+        return Layer(jnp.array(weight), jnp.array(zeros), gain, offset)
 
     def linear(self, *parts: Float[Array, "..."]) -> Float[Array, "..."]:
         """The product with the joined parts, and the bias."""
@@ -76,30 +84,34 @@ class Network(eqx.Module):
 
     @staticmethod
     def random(
-        sizes: tuple[int, ...], *, normed_last: bool = False, zero_last: bool = False, key: PRNGKeyArray
+        sizes: tuple[int, ...],
+        *,
+        normed_last: bool = False,
+        zero_last: bool = False,
+        members: int | None = None,
+        rng: np.random.Generator,
     ) -> "Network":
-        """A network with these sizes, the input's first."""
-        keys = jax.random.split(key, len(sizes) - 1)
+        """A network with these sizes, the input's first; with `members`, an ensemble of so many."""
         last = len(sizes) - 2
         return Network(
             tuple(
                 Layer.random(
-                    sizes[i], sizes[i + 1], normed=i < last or normed_last, zero=i == last and zero_last, key=keys[i]
+                    sizes[i],
+                    sizes[i + 1],
+                    normed=i < last or normed_last,
+                    zero=i == last and zero_last,
+                    members=members,
+                    rng=rng,
                 )
                 for i in range(len(sizes) - 1)
             )
         )
 
-    def __call__(
-        self, *parts: Float[Array, "..."], dropout: float = 0.0, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "..."]:
-        """The last layer's output. With a key, units of the first layer are left out before they are normalised."""
+    def __call__(self, *parts: Float[Array, "..."], kept: Float[Array, "..."] | None = None) -> Float[Array, "..."]:
+        """The last layer's output. The first layer's units are multiplied by `kept` before they are normalised."""
         first, *others = self.layers
         x = first.linear(*parts)
-        if key is not None and dropout > 0:
-            kept = jax.random.bits(key, x.shape, jnp.uint16) >= round(dropout * 2**16)
-            x = jnp.where(kept, x / (1 - dropout), 0.0)
-        x = first.normalised(x)
+        x = first.normalised(x if kept is None else x * kept)
         for layer in others:
             x = layer.normalised(layer.linear(mish(x)))
         return x
@@ -118,19 +130,15 @@ class WorldModel(eqx.Module):
     """Q: (z, action) → logits of the value; every array has a leading axis of members."""
 
     @staticmethod
-    def random(config: Config, observation: int, action: int, *, key: PRNGKeyArray) -> "WorldModel":
+    def random(config: Config, observation: int, action: int, *, rng: np.random.Generator) -> "WorldModel":
         """A model with random weights; rewards and values are zero everywhere at first."""
-        keys = jax.random.split(key, 4)
-        hidden = (config.width, config.width)
-        joint = config.latent + action
         encoder = (observation, *(config.encoder_width,) * max(config.encoder_layers - 1, 1), config.latent)
+        body = (config.latent + action, config.width, config.width)
         return WorldModel(
-            Network.random(encoder, normed_last=True, key=keys[0]),
-            Network.random((joint, *hidden, config.latent), normed_last=True, key=keys[1]),
-            Network.random((joint, *hidden, config.bins), zero_last=True, key=keys[2]),
-            jax.vmap(lambda k: Network.random((joint, *hidden, config.bins), zero_last=True, key=k))(
-                jax.random.split(keys[3], config.members)
-            ),
+            Network.random(encoder, normed_last=True, rng=rng),
+            Network.random((*body, config.latent), normed_last=True, rng=rng),
+            Network.random((*body, config.bins), zero_last=True, rng=rng),
+            Network.random((*body, config.bins), zero_last=True, members=config.members, rng=rng),
         )
 
     def encode(self, observation: Float[Array, "*batch observation"], config: Config) -> Float[Array, "*batch latent"]:
@@ -149,10 +157,34 @@ def member(ensemble: Network, index: int) -> Network:
     return jax.tree.map(lambda x: x[index], ensemble)
 
 
-def two_members(ensemble: Network, count: int, *, key: PRNGKeyArray) -> Network:
-    """An ensemble of two different members of `ensemble`, drawn at random."""
-    chosen = jax.random.permutation(key, count)[:2]
-    return jax.tree.map(lambda x: x[chosen], ensemble)
+def draw_pairs(count: int, members: int, rng: np.random.Generator) -> Int[np.ndarray, "count 2"]:
+    """Pairs of two different members."""
+    first = rng.integers(members, size=count)
+    return np.stack([first, (first + rng.integers(1, members, size=count)) % members], axis=1).astype(np.int32)
+
+
+def kept_units(bits: UInt16[Array, "*batch units"], dropout: float) -> Float[Array, "*batch units"]:
+    """Factors of dropout from random bits: zero for units that are left out, the others make up for them."""
+    return jnp.where(bits >= round(dropout * 2**16), 1 / (1 - dropout), 0.0)
+
+
+def values_of_pair(
+    ensemble: Network,
+    pair: Int[Array, " 2"],
+    z: Float[Array, "rows latent"],
+    action: Float[Array, "rows action"],
+    config: Config,
+    *,
+    bits: UInt16[Array, "2 rows units"] | None = None,
+) -> Float[Array, "2 rows"]:
+    """Values by two members of the ensemble; with random bits, with dropout."""
+
+    def one(chosen) -> Float[Array, " rows"]:
+        q, own_bits = chosen
+        kept = None if own_bits is None else kept_units(own_bits, config.dropout)
+        return expected(q(z, action, kept=kept), config)
+
+    return jax.lax.map(one, (jax.tree.map(lambda x: x[pair], ensemble), bits))
 
 
 class Draw(NamedTuple):
@@ -164,13 +196,14 @@ class Draw(NamedTuple):
     """−log π(action): one draw's estimate of the entropy."""
 
 
-def draw_action(policy: Network, z: Float[Array, "*batch latent"], config: Config, *, key: PRNGKeyArray) -> Draw:
-    """tanh of a normal draw whose mean and log standard deviation are the network's output."""
+def draw_action(
+    policy: Network, z: Float[Array, "*batch latent"], noise: Float[Array, "*batch action"], config: Config
+) -> Draw:
+    """tanh of a normal draw whose mean and log standard deviation are the network's output; `noise` is standard."""
     mean, log_std = jnp.split(policy(z), 2, axis=-1)
     share = 0.5 * (jnp.tanh(log_std) + 1)
     log_std = config.log_std_low + (config.log_std_high - config.log_std_low) * share
-    noise = jax.random.normal(key, mean.shape)
     action = jnp.tanh(mean + noise * jnp.exp(log_std))
-    log_normal = -0.5 * noise**2 - log_std - 0.5 * jnp.log(2 * jnp.pi)
+    log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
     log_slope = jnp.log(1 - action**2 + 1e-6)
     return Draw(action, -jnp.sum(log_normal - log_slope, axis=-1))

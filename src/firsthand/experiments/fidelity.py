@@ -17,6 +17,7 @@ from .curves import Curves
 from .theory.curves import band
 
 RUNNER = f"{__name__}:run"
+NEVER = "not reached"
 PHASES = ("simulation", "transferred", "from scratch")
 
 
@@ -78,7 +79,7 @@ class Fidelity(Experiment):
                 f"episodes until within 1.2 times the final {100 * best:.1f} cm: transferred, from scratch",
                 f"{repaired}, {caught}",
                 "learning on the robot repairs it",
-                judge(repaired != "not reached"),
+                judge(repaired != NEVER),
             ),
             Comparison(
                 "random references in the last third (cm): simulation, transferred, from scratch",
@@ -92,9 +93,9 @@ class Fidelity(Experiment):
             f"The fast preset learned for {episodes} episodes on the flow-source excavator; its policy followed the "
             f"shapes there with {_cm(home)} cm and on the pressure model with {_cm(away)} cm (× {gap:.1f}). Then model "
             "and policy learned on there, with new data only. The shapes are run before each episode: episode 1 of "
-            "the transferred curve is the policy as it came. It was within 1.2 times the final error of learning from "
-            f"scratch at episode {repaired}; from scratch that took until episode {caught}. Both are our simulations: "
-            "the gap to a real machine may be larger."
+            "the transferred curve is the policy as it came. Within 1.2 times the final error of learning from scratch: "
+            f"transferred {_when(repaired)}, from scratch {_when(caught)}. Both are our simulations: the gap to a real "
+            "machine may be larger."
         )
         return Finding(
             verdict,
@@ -118,7 +119,11 @@ def _listed(values: np.ndarray) -> str:
 def _first(values: np.ndarray, most: float) -> str:
     """From which episode (counted from 1) on the error is below."""
     below = np.flatnonzero(values <= most)
-    return str(int(below[0]) + 1) if below.size else "not reached"
+    return str(int(below[0]) + 1) if below.size else NEVER
+
+
+def _when(episode: str) -> str:
+    return "not in this run" if episode == NEVER else f"at episode {episode}"
 
 
 def _curves(tables: list[dict[str, np.ndarray]], phase: str, column: str) -> Curves:

@@ -1,0 +1,554 @@
+"""TD-MPC2: its parts against independent answers, and the agent on a task whose optimum is known."""
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from firsthand.baselines.tdmpc2 import Agent, Config, default, official_smallest, reduced
+from firsthand.baselines.tdmpc2.agent import _plan, _update
+from firsthand.baselines.tdmpc2.learning import (
+    Batch,
+    State,
+    draw_update_noise,
+    model_loss,
+    policy_loss,
+    value_loss,
+)
+from firsthand.baselines.tdmpc2.networks import (
+    Network,
+    WorldModel,
+    draw_action,
+    draw_pairs,
+    kept_units,
+    member,
+    mish,
+    simnorm,
+    values_of_pair,
+)
+from firsthand.baselines.tdmpc2.planning import draw_plan_noise, unroll
+from firsthand.baselines.tdmpc2.regression import cross_entropy, expected, symexp, symlog, two_hot
+from firsthand.baselines.tdmpc2.replay import Replay
+from firsthand.errors import UserError
+from firsthand.runs import packed
+
+TINY = Config(
+    latent=16,
+    encoder_width=32,
+    width=32,
+    members=3,
+    batch=32,
+    samples=64,
+    policy_samples=8,
+    elites=12,
+    rounds=3,
+    capacity=5000,
+    seed_episodes=4,
+    seed_steps_least=50,
+    rate=1e-3,
+)
+
+
+def new_model(config: Config, observation: int, action: int) -> WorldModel:
+    return WorldModel.random(config, observation, action, rng=np.random.default_rng(0))
+
+
+def new_state(config: Config, observation: int, action: int) -> State:
+    return State.random(config, observation, action, rng=np.random.default_rng(0))
+
+
+def perturbed(tree: Any) -> Any:
+    """The same with noise on every number, so that nothing is zero by its initial value."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape, np.float32), tree)
+
+
+def normal(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(2).standard_normal(shape, np.float32))
+
+
+class Line:
+    """A point on a line: x⁺ = x + 0.2 a, reward −|x⁺|. Going straight to zero is optimal."""
+
+    length = 20
+
+    def reset(self, rng: np.random.Generator) -> np.ndarray:
+        self.x = rng.choice([-1.0, 1.0]) * rng.uniform(0.5, 1.5)
+        return np.array([self.x])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float]:
+        self.x += 0.2 * float(action[0])
+        return np.array([self.x]), -abs(self.x)
+
+    @classmethod
+    def best_return(cls, x: float) -> float:
+        return -sum(max(abs(x) - 0.2 * (t + 1), 0.0) for t in range(cls.length))
+
+
+def run_episode(agent: Agent, rng: np.random.Generator, *, explore: bool) -> tuple[float, float]:
+    """The return of an episode, and the best one possible."""
+    line = Line()
+    seen, total = line.reset(rng), 0.0
+    best = line.best_return(line.x)
+    for t in range(line.length):
+        action = agent.act(seen, first=t == 0, explore=explore)
+        assert action.shape == (1,)
+        assert np.abs(action) <= 1
+        following, reward = line.step(action)
+        if explore:
+            agent.remember(seen, action, reward, following, first=t == 0, last=t == line.length - 1)
+            agent.learn(agent.due)
+        seen, total = following, total + reward
+    return total, best
+
+
+def line_agent(config: Config = TINY, seed: int = 0) -> Agent:
+    return Agent(config, 1, 1, seed=seed, episode_length=Line.length)
+
+
+def random_batch(config: Config, observation: int, action: int) -> Batch:
+    rng = np.random.default_rng(0)
+    shape = (config.horizon, config.batch)
+    return Batch(
+        jnp.asarray(rng.standard_normal((shape[0] + 1, shape[1], observation)), jnp.float32),
+        jnp.asarray(rng.uniform(-1, 1, (*shape, action)), jnp.float32),
+        jnp.asarray(rng.standard_normal(shape), jnp.float32),
+    )
+
+
+# Regression by classification
+
+
+def test_two_hot_puts_the_weight_on_the_two_nearest_bins():
+    config = Config()
+    middles = np.linspace(-10, 10, 101)
+    for x in (-1e9, -30.0, -0.05, 0.0, 0.1, 1.0, 77.7, 1e9):
+        squeezed = np.clip(np.sign(x) * np.log(1 + abs(x)), -10, 10)
+        below = min(np.searchsorted(middles, squeezed, side="right") - 1, 99)
+        share = (squeezed - middles[below]) / (middles[below + 1] - middles[below])
+        by_hand = np.zeros(101)
+        by_hand[below], by_hand[below + 1] = 1 - share, share
+        np.testing.assert_allclose(two_hot(jnp.asarray(x), config), by_hand, atol=2e-5)
+
+
+def test_numbers_survive_the_way_through_the_bins():
+    config = Config()
+    x = jnp.asarray([-2000.0, -3.0, -0.01, 0.0, 0.5, 12.0, 9000.0])
+    np.testing.assert_allclose(symexp(symlog(x)), x, rtol=1e-5)
+    logits = jnp.log(two_hot(x, config) + 1e-20)
+    np.testing.assert_allclose(expected(logits, config), x, rtol=1e-3, atol=1e-4)
+
+
+def test_cross_entropy_is_least_at_the_target():
+    target = two_hot(jnp.asarray([1.3]), Config())
+    at_target = cross_entropy(jnp.log(target + 1e-9), target)
+    p = np.asarray(target[0])[np.asarray(target[0]) > 0]
+    np.testing.assert_allclose(at_target, [-np.sum(p * np.log(p))], rtol=1e-4)
+    assert cross_entropy(jnp.zeros((1, 101)), target)[0] == pytest.approx(np.log(101), rel=1e-5)
+
+
+# Networks
+
+
+def test_mish_is_x_tanh_softplus_and_its_slope_is_finite():
+    x = jnp.asarray([-200.0, -20.0, -1.0, 0.0, 0.5, 3.0, 25.0, 500.0])
+    np.testing.assert_allclose(mish(x), x * np.tanh(np.logaddexp(x, 0.0)), rtol=1e-5, atol=1e-7)
+    assert np.isfinite(jax.vmap(jax.grad(mish))(x)).all()
+
+
+def test_every_group_of_the_latent_state_is_on_a_simplex():
+    z = simnorm(10 * normal(5, 24), 8)
+    assert (z >= 0).all()
+    np.testing.assert_allclose(z.reshape(5, 3, 8).sum(-1), 1.0, rtol=1e-5)
+    x = np.arange(8.0, dtype=np.float32)
+    np.testing.assert_allclose(simnorm(jnp.asarray(x), 4)[4:], np.exp(x[4:]) / np.exp(x[4:]).sum(), rtol=1e-5)
+
+
+def test_a_network_in_parts_is_the_network_of_the_joined_input():
+    net = Network.random((7, 16, 16, 3), rng=np.random.default_rng(0))
+    z, action = jnp.arange(5.0), normal(4, 2)
+    joined = jnp.concat([jnp.broadcast_to(z, (4, 5)), action], axis=1)
+    np.testing.assert_allclose(net(z, action), net(joined), atol=1e-5)
+    # Layer by layer in NumPy.
+    x = np.asarray(joined)
+    for i, layer in enumerate(net.layers):
+        x = x @ np.asarray(layer.weight) + np.asarray(layer.bias)
+        if i < 2:
+            x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+            x = x * np.tanh(np.logaddexp(x, 0))
+    np.testing.assert_allclose(net(joined), x, atol=1e-5)
+
+
+@eqx.filter_jit
+def everything(model: WorldModel, observation: jax.Array, action: jax.Array) -> tuple:
+    z = model.encode(observation, TINY)
+    values = [expected(member(model.value, i)(z, action), TINY) for i in range(TINY.members)]
+    return expected(model.reward(z, action), TINY), values
+
+
+def test_rewards_and_values_are_zero_at_first():
+    reward, values = everything(new_model(TINY, 3, 2), jnp.ones(3), jnp.ones(2))
+    np.testing.assert_allclose([reward, *values], 0.0, atol=1e-5)
+
+
+def test_a_pair_is_two_different_members_and_all_get_their_turn():
+    pairs = draw_pairs(200, 5, np.random.default_rng(0))
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+    assert len({frozenset(pair) for pair in pairs.tolist()}) == 10
+    ensemble = perturbed(new_model(TINY, 3, 2).value)
+    z, action = normal(4, TINY.latent), normal(4, 2)
+    got = values_of_pair(ensemble, jnp.asarray([2, 0]), z, action, TINY)
+    want = [expected(member(ensemble, i)(z, action), TINY) for i in (2, 0)]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_leaves_out_its_share_and_keeps_the_mean():
+    bits = np.random.default_rng(0).integers(2**16, size=100_000, dtype=np.uint16)
+    kept = np.asarray(kept_units(jnp.asarray(bits), 0.01))
+    assert np.mean(kept == 0) == pytest.approx(0.01, abs=0.002)
+    assert kept.mean() == pytest.approx(1.0, abs=0.002)
+
+
+def test_the_policy_entropy_is_the_one_of_a_squashed_normal():
+    config = dataclasses.replace(TINY, log_std_low=-2.0, log_std_high=1.0)
+    policy = Network.random((TINY.latent, 8, 8, 2), rng=np.random.default_rng(0))
+    z = jnp.zeros((20_000, TINY.latent))
+    action, entropy = draw_action(policy, z, normal(20_000, 1), config)
+    # Entropy from a histogram of the draws, with density = share / width.
+    share, edges = np.histogram(action[:, 0], bins=60, range=(-1, 1))
+    share = share / share.sum()
+    width = edges[1] - edges[0]
+    estimate = -np.sum(share[share > 0] * np.log(share[share > 0] / width))
+    assert float(entropy.mean()) == pytest.approx(estimate, abs=0.05)
+
+
+# Learning
+
+
+def test_the_value_loss_has_the_gradient_of_its_formula():
+    value = perturbed(new_model(TINY, 3, 2).value)
+    z, action, weight = normal(10, TINY.latent), normal(10, 2), jnp.linspace(0.1, 1.0, 10)
+    wanted = two_hot(jnp.linspace(-3.0, 3.0, 10), TINY)
+    bits = jnp.asarray(np.random.default_rng(0).integers(2**16, size=(3, 10, TINY.width), dtype=np.uint16))
+
+    def formula(value, z):
+        rows = [member(value, i)(z, action, kept=kept_units(bits[i], 0.1)) for i in range(TINY.members)]
+        return sum(weight @ cross_entropy(logits, wanted) for logits in rows) / TINY.members
+
+    def ours(value, z):
+        return value_loss(value, z, action, wanted, weight, bits, 0.1)
+
+    got, want = (eqx.filter_jit(jax.value_and_grad(f, (0, 1)))(value, z) for f in (ours, formula))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5)
+
+
+def test_the_model_loss_is_its_formula_step_by_step():
+    config = dataclasses.replace(TINY, dropout=0.0)
+    model = perturbed(new_model(config, 3, 2))
+    batch = random_batch(config, 3, 2)
+    rewards = 2 * batch.rewards
+    noise = draw_update_noise(config, 2, np.random.default_rng(0))
+
+    @eqx.filter_jit
+    def ours(model):
+        following = model.encode(batch.observations[1:], config)
+        return model_loss(model, batch, following, rewards.reshape(-1), noise.dropout, config)
+
+    @eqx.filter_jit
+    def by_hand(model):
+        following = model.encode(batch.observations[1:], config)
+        z, total = model.encode(batch.observations[0], config), 0.0
+        for t in range(config.horizon):
+            action = batch.actions[t]
+            wanted = two_hot(rewards[t], config)
+            value = sum(cross_entropy(member(model.value, i)(z, action), wanted).mean() / 3 for i in range(3))
+            reward = cross_entropy(model.reward(z, action), two_hot(batch.rewards[t], config)).mean()
+            z = model.next(z, action, config)
+            consistency = jnp.mean((z - following[t]) ** 2)
+            total += 0.5**t / config.horizon * (20 * consistency + 0.1 * reward + 0.1 * value)
+        return total, z
+
+    total, (zs, parts) = ours(model)
+    want, last = by_hand(model)
+    assert float(total) == pytest.approx(float(want), rel=1e-4)
+    np.testing.assert_allclose(zs[-1], last, atol=1e-5)
+    assert set(parts) == {"consistency", "reward", "value"}
+
+
+def test_an_update_lowers_the_losses_moves_the_target_slowly_and_the_encoder_less():
+    state, discount = new_state(TINY, 1, 1), TINY.discount(Line.length)
+    batch, rng = random_batch(TINY, 1, 1), np.random.default_rng(0)
+    reports = []
+    for i in range(150):
+        before = jax.tree.map(np.array, state)  # an update uses the memory of the state it is given
+        state, report = _update((batch, draw_update_noise(TINY, 1, rng)), state, discount, TINY)
+        reports.append(report)
+        if i == 0:
+            leaves = map(jax.tree.leaves, (state.target, before.target, state.model.value))
+            for slow, old, new in zip(*leaves, strict=True):
+                np.testing.assert_allclose(slow, 0.99 * old + 0.01 * new, atol=1e-6)
+        if i == 1:
+            # Adam's early steps are as large as the rate where the gradient keeps its sign.
+            pairs = (state.model.encoder, before.model.encoder), (state.model.dynamics, before.model.dynamics)
+            moved = [float(np.abs(new.layers[0].weight - old.layers[0].weight).max()) for new, old in pairs]
+            np.testing.assert_allclose(moved, [0.3 * TINY.rate, TINY.rate], rtol=0.3)
+    assert reports[-1].reward < 0.8 * reports[0].reward
+    assert reports[-1].value < 0.9 * reports[0].value
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(reports[-1]))
+    assert state.scale >= 1
+
+
+def test_the_policy_climbs_the_value():
+    """With Q functions that prefer large actions, steps on the policy loss raise the action."""
+    config = dataclasses.replace(TINY, dropout=0.0, entropy_weight=0.0)
+    value, policy = new_model(config, 3, 1).value, new_state(config, 3, 1).policy
+    zs = normal(config.horizon + 1, config.batch, config.latent)
+    action = jnp.linspace(-1, 1, config.batch)[:, None]
+    noise = draw_update_noise(config, 1, np.random.default_rng(0))
+
+    @eqx.filter_jit
+    def fit(value):
+        weight = jnp.full(config.batch, 1 / config.batch)
+        bits = noise.dropout[:, : config.batch]
+        wanted = two_hot(5 * action[:, 0], config)
+        gradient = jax.grad(value_loss)(value, zs[0], action, wanted, weight, bits, 0.0)
+        return jax.tree.map(lambda p, g: p - 0.3 * g, value, gradient)
+
+    @eqx.filter_jit
+    def climb(policy):
+        gradient, (scale, _) = jax.grad(policy_loss, has_aux=True)(policy, value, jnp.ones(()), zs, noise, config)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, policy, gradient), scale
+
+    for _ in range(300):
+        value = fit(value)
+    before = draw_action(policy, zs[0], jnp.zeros((config.batch, 1)), config).action.mean()
+    for _ in range(100):
+        policy, scale = climb(policy)
+    after = draw_action(policy, zs[0], jnp.zeros((config.batch, 1)), config).action.mean()
+    assert after > before + 0.3
+    assert scale >= 1
+
+
+# Planning
+
+
+def test_unroll_sums_discounted_rewards():
+    model = perturbed(new_model(TINY, 1, 1))
+    z = model.encode(jnp.ones(1), TINY)
+    actions = jnp.tanh(normal(3, 5, 1))
+    total, end = unroll(model, z, actions, 0.9, TINY)
+
+    @eqx.filter_jit
+    def by_hand(z, sequence):
+        value = 0.0
+        for t in range(3):
+            value += 0.9**t * expected(model.reward(z, sequence[t]), TINY)
+            z = model.next(z, sequence[t], TINY)
+        return value, z
+
+    for i in range(5):
+        value, last = by_hand(z, actions[:, i])
+        assert float(total[i]) == pytest.approx(float(value), rel=1e-3, abs=1e-4)
+        np.testing.assert_allclose(end[i], last, atol=1e-5)
+
+
+def test_planning_beats_the_policy_prior():
+    """The prior is random; planning with a learned model of the line goes to the target nonetheless."""
+    agent = line_agent()
+    agent.seed_steps = 400
+    rng = np.random.default_rng(0)
+    while agent.steps < agent.seed_steps:
+        run_episode(agent, rng, explore=True)
+    assert agent.updates == 400
+    random, no = new_state(TINY, 1, 1).policy, np.bool_(False)
+    for x in (-1.2, 1.2):
+        seen, noise = np.array([x], np.float32), draw_plan_noise(TINY, 1, rng)
+        start = jnp.zeros((TINY.horizon, 1))
+        action = _plan(agent._state.model, random, seen, start, ~no, no, noise, agent.discount, TINY).action
+        assert np.sign(action[0]) == -np.sign(x)
+        assert abs(action[0]) > 0.5
+
+
+# The replay buffer
+
+
+def test_slices_never_cross_an_episode_and_whole_episodes_are_dropped():
+    replay = Replay(100, 1, 1, horizon=3)
+    rng = np.random.default_rng(0)
+    number = 0
+    for episode in range(40):
+        length = int(rng.integers(1, 25))
+        for t in range(length):
+            now = 1000 * episode + t
+            replay.add(np.array([now]), np.array([t]), now + 0.5, np.array([now + 1]), last=t == length - 1)
+        number += 1
+        if not replay.slices:
+            continue
+        batch = replay.sample(200, rng)
+        observations = np.asarray(batch.observations)[..., 0]
+        assert observations.shape == (4, 200)
+        np.testing.assert_array_equal(np.diff(observations, axis=0), 1.0)
+        np.testing.assert_array_equal(np.asarray(batch.actions)[..., 0], observations[:-1] % 1000)
+        np.testing.assert_array_equal(batch.rewards, observations[:-1] + 0.5)
+        assert observations.max() // 1000 <= episode
+    assert 1 < replay.episodes < number
+    assert observations.min() // 1000 > 25  # the oldest are gone
+
+
+def test_an_open_episode_is_not_sampled_and_a_new_first_step_forgets_it():
+    agent = line_agent()
+    for t in range(6):
+        agent.remember(np.zeros(1), np.zeros(1), 0.0, np.zeros(1), first=t == 0, last=False)
+    assert agent.replay.slices == 0
+    for t in range(4):
+        agent.remember(np.ones(1), np.zeros(1), 0.0, np.ones(1), first=t == 0, last=t == 3)
+    assert agent.replay.slices == 2
+    assert np.asarray(agent.replay.sample(20, np.random.default_rng(0)).observations).min() == 1.0
+
+
+# The agent
+
+
+def test_it_learns_to_go_straight_to_the_target():
+    agent = line_agent()
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        run_episode(agent, rng, explore=True)
+    assert agent.updates == agent.steps == 800
+    results = np.array([run_episode(agent, rng, explore=False) for _ in range(5)])
+    regret = (results[:, 1] - results[:, 0]) / Line.length
+    assert (regret > -1e-6).all()
+    assert regret.mean() < 0.05  # standing still costs 0.7 per step more than the best, random actions about as much
+
+
+def test_nothing_is_compiled_again(compilations):
+    agent = line_agent()
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        run_episode(agent, rng, explore=True)
+    run_episode(agent, rng, explore=False)
+    with compilations() as compiled:
+        for _ in range(2):
+            run_episode(agent, rng, explore=True)
+            run_episode(agent, rng, explore=False)
+    assert compiled.count == 0
+
+
+def test_a_restored_agent_goes_on_with_the_same_bits():
+    agent, rng = line_agent(), np.random.default_rng(0)
+    for _ in range(5):
+        run_episode(agent, rng, explore=True)
+    agent.remember(np.ones(1), np.zeros(1), 0.0, np.ones(1), first=True, last=False)
+    data = packed.pack(agent.snapshot(), {})
+    other = line_agent()
+    other.restore(packed.unpack(data)[0])
+    copies = (agent, np.random.default_rng(1)), (other, np.random.default_rng(1))
+    returns = [[run_episode(a, r, explore=e) for e in (True, True, False)] for a, r in copies]
+    assert returns[0] == returns[1]
+    ours, theirs = agent.snapshot(), other.snapshot()
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+
+
+def test_a_snapshot_is_not_changed_by_later_updates():
+    agent, rng = line_agent(), np.random.default_rng(0)
+    for _ in range(5):
+        run_episode(agent, rng, explore=True)
+    kept = agent.snapshot()
+    copies = {name: array.copy() for name, array in kept.items()}
+    agent.learn(3)
+    for name, array in kept.items():
+        np.testing.assert_array_equal(array, copies[name], err_msg=name)
+
+
+def test_a_snapshot_of_another_seed_is_refused():
+    snapshot = line_agent(seed=1).snapshot()
+    with pytest.raises(UserError, match="seed 1"):
+        line_agent(seed=2).restore(snapshot)
+
+
+def test_the_seed_steps_are_made_up_for_at_once():
+    agent = line_agent(dataclasses.replace(TINY, updates_per_step=0.5))
+    assert agent.seed_steps == 80
+    for step in range(83):
+        assert agent.due == (0 if step < 80 else step // 2)
+        t = step % 20
+        agent.remember(np.zeros(1), np.zeros(1), 0.0, np.zeros(1), first=t == 0, last=t == 19)
+    agent.updates = 40
+    assert agent.due == 1
+
+
+# Settings
+
+
+def test_sizes_and_schedules_are_the_published_ones():
+    sizes = {"default": default(), "smallest": official_smallest(), "reduced": reduced()}
+    agents = {
+        name: Agent(dataclasses.replace(c, capacity=10), 5, 1, seed=0, episode_length=500) for name, c in sizes.items()
+    }
+    # Encoder, dynamics, reward, policy: weights, biases, and gain and offset where normalised.
+    encoder = 5 * 256 + 3 * 256 + 256 * 128 + 3 * 128
+    body = 384 * 384 + 6 * 384
+    dynamics = 129 * 384 + body + 384 * 128 + 3 * 128
+    head = 129 * 384 + body + 384 * 101 + 101
+    policy = 128 * 384 + body + 384 * 2 + 2
+    assert agents["smallest"].parameters == encoder + dynamics + 3 * head + policy
+    assert agents["default"].parameters == encoder + dynamics + 6 * head + policy
+    assert agents["default"].discount == pytest.approx(0.99)
+    assert agents["default"].seed_steps == 2500
+    assert default().discount(20) == 0.95
+    assert default().discount(5000) == 0.995
+    assert default().seed_steps(100) == 1000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("latent", 100),
+        ("members", 1),
+        ("elites", 600),
+        ("policy_samples", 512),
+        ("rho", 0.0),
+        ("dropout", 1.0),
+        ("std_high", 0.01),
+        ("bin_high", float("nan")),
+        ("discount_low", 0.999),
+        ("batch", 2.5),
+        ("updates_per_step", 0.0),
+        ("rate", float("inf")),
+    ],
+)
+def test_a_wrong_setting_gets_one_sentence(field: str, value: float):
+    with pytest.raises(UserError) as caught:
+        dataclasses.replace(Config(), **{field: value})
+    message = str(caught.value)
+    assert message.startswith(f"{field} is {value}, but must be ")
+    assert message.endswith(".")
+    assert "\n" not in message
+
+
+def test_wrong_use_gets_one_sentence():
+    agent = line_agent()
+    with pytest.raises(UserError, match="no finished episode"):
+        agent.learn(1)
+    with pytest.raises(UserError, match="1 finite numbers"):
+        agent.act(np.zeros(2), first=True, explore=False)
+    with pytest.raises(UserError, match="reward"):
+        agent.remember(np.zeros(1), np.zeros(1), float("nan"), np.zeros(1), first=True, last=False)
+    with pytest.raises(UserError, match="episode_length"):
+        Agent(TINY, 1, 1, seed=0, episode_length=2)
+
+
+def test_it_needs_neither_torch_nor_dm_control():
+    program = "import sys, firsthand.baselines.tdmpc2; print([m for m in ('torch', 'dm_control') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"

@@ -33,7 +33,6 @@ class Ledger:
         self.folder, self.stepper, self.marks, self.report = folder, stepper, tuple(marks), report
         self.curves: list[dict[str, Any]] = []
         self.tests: list[dict[str, Any]] = []
-        self._drawn: Tested | None = None
 
     def episode(self, episode: int, error_m: float, computing_s: float, updates: int) -> None:
         """An episode of robot time is over."""
@@ -46,7 +45,8 @@ class Ledger:
         """If this episode is a mark, test the controller."""
         if episode not in self.marks:
             return
-        tested = self._drawn = test(self.stepper, controller)
+        tested = test(self.stepper, controller)
+        files.write_arrays(self.folder / PATHS, shape_paths(self.stepper.task, tested))
         self.tests.append(
             {
                 "episode": episode,
@@ -62,8 +62,6 @@ class Ledger:
         """Write everything."""
         write_rows(self.folder / CURVES, self.curves)
         write_rows(self.folder / MARKS, self.tests)
-        if self._drawn is not None:
-            files.write_arrays(self.folder / PATHS, shape_paths(self.stepper.task, self._drawn))
         task = self.stepper.task
         facts = {
             "parameters": parameters,

@@ -68,6 +68,8 @@ def code_digest(runner: str) -> str:
     root = Path(__file__).parent.parent
     sources = [p for name in _DATA_COMES_FROM for p in sorted((root / name).rglob("*.py"))]
     sources += [root / "experiments" / "together.py"]
+    if runner.startswith(f"{__name__.partition('.')[0]}.baselines."):
+        sources += sorted((root / "baselines").rglob("*.py"))
     for module in ("firsthand_onboard", runner.partition(":")[0]):
         spec = find_spec(module)
         if spec is not None and spec.origin is not None:

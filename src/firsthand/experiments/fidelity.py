@@ -94,8 +94,8 @@ class Fidelity(Experiment):
             f"shapes there with {_cm(home)} cm and on the pressure model with {_cm(away)} cm (× {gap:.1f}). Then model "
             "and policy learned on there, with new data only. The shapes are run before each episode: episode 1 of "
             "the transferred curve is the policy as it came. Within 1.2 times the final error of learning from "
-            f"scratch: transferred {_when(repaired)}, from scratch {_when(caught)}. Both are our simulations: the gap to a real "
-            "machine may be larger."
+            f"scratch: transferred {_when(repaired)}, from scratch {_when(caught)}. Both are our "
+            "simulations: the gap to a real machine may be larger."
         )
         return Finding(
             verdict,

@@ -417,6 +417,7 @@ def test_an_open_episode_is_not_sampled_and_a_new_first_step_forgets_it():
 # The agent
 
 
+@pytest.mark.slow
 def test_it_learns_to_go_straight_to_the_target():
     agent = line_agent()
     rng = np.random.default_rng(0)

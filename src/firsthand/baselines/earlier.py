@@ -141,7 +141,7 @@ def learned_simulator(plant: Any, task: Task, seed: int, *, minutes: float) -> A
         series += [
             Series(y, u, start) for y, u, start in zip(episode.measured, episode.commands, episode.starts, strict=True)
         ]
-    small = {"steps": 20, "rollout_steps": 5} if minutes < LOG_MINUTES else {}
+    small: dict[str, Any] = {"steps": 20, "rollout_steps": 5} if minutes < LOG_MINUTES else {}
     return fit(task.spec, series, FitSettings(seed=seed, **small))
 
 

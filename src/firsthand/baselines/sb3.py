@@ -74,9 +74,8 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     vector = DummyVecEnv([lambda: environment(view)])
     if parameters["algorithm"] == "ppo":
         wrapped = VecNormalize(vector, norm_obs=False, norm_reward=True)
-        model: Any = PPO(
-            "MlpPolicy", wrapped, seed=parameters["seed"], device="cpu", **({"n_steps": 64} if tiny else {})
-        )
+        changes: dict[str, Any] = {"n_steps": 64} if tiny else {}
+        model: Any = PPO("MlpPolicy", wrapped, seed=parameters["seed"], device="cpu", **changes)
         passes = 1 if tiny else -(-model.n_steps // model.batch_size)
     else:
         first = task.trajectories * task.steps

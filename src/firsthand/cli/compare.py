@@ -3,12 +3,15 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
 from .jobs import FAILED, INTERRUPTED, check_runner, make_pool, print_findings
+
+if TYPE_CHECKING:
+    from ..experiments.study import Study
 
 _Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Switch = Annotated[bool, arg(help_behavior_hint="")]
@@ -80,7 +83,7 @@ class Compare:
         print_findings([study], findings)
         return 0
 
-    def _ask(self, study: "Study") -> None:  # noqa: F821
+    def _ask(self, study: "Study") -> None:
         """Raise `UserError` when what is left to do takes very long and nobody said yes."""
         from ..experiments.worker import cores
 

@@ -165,6 +165,7 @@ def test_exponents_of_known_sums():
     found = growth.interval([0.5, 0.6, 0.7])
     assert (found.mean, found.high - found.mean) == pytest.approx((0.6, 4.3027 * 0.1 / np.sqrt(3)), rel=1e-4)
     assert np.isnan(growth.interval([0.5]).low)
+    assert growth.interval([0.9, 0.5])[1:] == (0.5, 0.9)
 
 
 def descent(eta: float, steps: int):

@@ -9,7 +9,10 @@ from jaxtyping import Float
 
 
 class Interval(NamedTuple):
-    """A mean over seeds, with the 95 % confidence interval of Student's t; without ends for a single seed."""
+    """A mean over seeds, with the 95 % confidence interval of Student's t.
+
+    Without ends for a single seed. Two seeds are the ends themselves: Student's interval of two numbers is absurd.
+    """
 
     mean: float
     low: float
@@ -25,6 +28,8 @@ def interval(values: Sequence[float]) -> Interval:
     kept = np.asarray([v for v in values if np.isfinite(v)], float)
     if kept.size < 2:
         return Interval(float(kept[0]) if kept.size else float("nan"), float("nan"), float("nan"))
+    if kept.size == 2:
+        return Interval(float(kept.mean()), float(kept.min()), float(kept.max()))
     half = float(scipy.stats.t.ppf(0.975, kept.size - 1) * kept.std(ddof=1) / np.sqrt(kept.size))
     return Interval(float(kept.mean()), float(kept.mean()) - half, float(kept.mean()) + half)
 

@@ -100,7 +100,7 @@ class FreezeModel(Experiment):
             text += (
                 f" Our loss falls ten times sooner than theirs: at episode {FREEZE_EARLY} it is what theirs is at 100. "
                 f"Frozen there, it changes by a factor of {since:.2f} until episode {EARLY_EPISODES} and is then "
-                f"{ratio:.1f} times the plain run's."
+                f"{ratio:.1f} times the plain run's: what is lost is what was still to be learned."
             )
         return Finding(
             verdict,
@@ -122,7 +122,7 @@ def _freeze_text(at: int, last: int, grown: float, against: float, blinder: floa
         Verdict.PASS: "As in the paper, a policy that follows a model that no longer learns gets worse.",
         Verdict.FAIL: (
             "The decline that the paper shows does not appear here to that extent (a growth by less than a factor of "
-            f"{WORSE:g} counts as none); why has not been tested."
+            f"{WORSE:g} counts as none)."
         ),
     }.get(verdict, "This size is too small to tell.")
     return (

@@ -205,8 +205,9 @@ def _figure(errors: dict[tuple[float, ...], float], grid: dict[str, tuple[float,
         field = [[100 * errors.get((a, e, eta), np.nan) for a in grid["alpha"]] for e in grid["epsilon"]]
         image = axes.imshow(np.log10(field), origin="lower", cmap="viridis_r", vmin=low, vmax=high, aspect="auto")
         for (j, i), error in np.ndenumerate(np.asarray(field)):
-            dark = np.log10(error) > (low + high) / 2
-            axes.text(i, j, f"{error:.2g}", ha="center", va="center", fontsize=8.5, color="white" if dark else "black")
+            color = "white" if np.log10(error) > (low + high) / 2 else "black"
+            shown = f"{error:.2g}" if error < 99.5 else f"{error:.0f}"
+            axes.text(i, j, shown, ha="center", va="center", fontsize=8.5, color=color)
         axes.set_xticks(range(len(grid["alpha"])), [plain_number(a) for a in grid["alpha"]], rotation=45)
         axes.set_yticks(range(len(grid["epsilon"])), [plain_number(e) for e in grid["epsilon"]])
         axes.set_xlabel("α")

@@ -106,15 +106,13 @@ def _print_list(experiments: Any) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("name", no_wrap=True)
-    table.add_column("what it shows")
-    table.add_column("in the paper", no_wrap=True)
-    table.add_column("core time, about\nfull", justify="right", no_wrap=True)
-    table.add_column("\n--quick", justify="right", no_wrap=True)
-    table.add_column("seeds\nfull", justify="right", no_wrap=True)
-    table.add_column("\nquick", justify="right", no_wrap=True)
+    table.add_column("what it shows", min_width=14)
+    table.add_column("in paper", min_width=8, max_width=10)
+    table.add_column("core time,\n--quick", justify="right", no_wrap=True)
+    table.add_column("seeds", justify="right", no_wrap=True)
     for e in experiments:
-        seeds = (str(e.seeds.full), str(e.seeds.quick))
-        table.add_row(e.name, e.shows, e.figure, f"{e.cost.full_min:.0f} min", f"{e.cost.quick_s:.0f} s", *seeds)
+        time = f"{e.cost.full_min:.0f} min, {e.cost.quick_s:.0f} s"
+        table.add_row(e.name, e.shows, e.figure, time, f"{e.seeds.full}, {e.seeds.quick}")
     Console().print(table)
 
 

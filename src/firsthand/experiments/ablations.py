@@ -50,7 +50,7 @@ class FreezeModel(Experiment):
     name = "freeze-model"
     shows = "a model that stops learning spoils the policy"
     figure = "figure 12"
-    cost = Cost(full_min=18, quick_s=100)
+    cost = Cost(full_min=32, quick_s=50)
     seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:
@@ -141,7 +141,7 @@ class SparseModelUpdates(Experiment):
     name = "sparse-model-updates"
     shows = "a model that learns every 16th episode makes learning unstable"
     figure = "figure 13"
-    cost = Cost(full_min=24, quick_s=100)
+    cost = Cost(full_min=40, quick_s=50)
     seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:

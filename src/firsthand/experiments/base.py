@@ -186,7 +186,7 @@ class Verdict(Enum):
 
     @staticmethod
     def of(holds: bool, size: Size) -> "Verdict":
-        """PASS or FAIL. A quick form can see a claim hold but not refute it; what the tests' size finds says nothing."""
+        """PASS or FAIL. A quick form can see a claim hold, not refute it; what the tests' size finds says nothing."""
         if size.name == "tiny" or (size.name == "quick" and not holds):
             return Verdict.NOT_COMPARABLE
         return Verdict.PASS if holds else Verdict.FAIL

@@ -23,7 +23,7 @@ class Convergence(Experiment):
     name = "convergence"
     shows = "model and controller loss fall like a power law"
     figure = "figure 3"
-    cost = Cost(full_min=14, quick_s=110)
+    cost = Cost(full_min=22, quick_s=80)
     seeds = Seeds(full=4, quick=2, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:

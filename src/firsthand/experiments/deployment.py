@@ -28,7 +28,7 @@ class Deployment(Experiment):
     name = "deployment"
     shows = "180 episodes on a noisy, drifting machine over the real link: losses, paths, and total time"
     figure = "figures 5 and 6"
-    cost = Cost(full_min=25.0, quick_s=60.0)
+    cost = Cost(full_min=16, quick_s=20)
     seeds = Seeds(full=1, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

@@ -20,7 +20,7 @@ class ShapeEvaluation(Experiment):
     name = "evaluation"
     shows = "unseen circle, square and line are followed better and better"
     figure = "figure 4"
-    cost = Cost(full_min=13, quick_s=60)
+    cost = Cost(full_min=20, quick_s=30)
     seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:

@@ -71,7 +71,7 @@ class Fast(Experiment):
     name = "fast"
     shows = "the paper's accuracy in a tenth of the robot time, and how steady it is"
     figure = "ours"
-    cost = Cost(full_min=45, quick_s=90)
+    cost = Cost(full_min=45, quick_s=60)
     seeds = Seeds(full=5, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

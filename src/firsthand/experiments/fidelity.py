@@ -27,7 +27,7 @@ class Fidelity(Experiment):
     name = "fidelity"
     shows = "what a policy from simulation loses on the more faithful machine, and how fast learning there repairs it"
     figure = "section 1"
-    cost = Cost(full_min=10.0, quick_s=90.0)
+    cost = Cost(full_min=9, quick_s=65)
     seeds = Seeds(full=3, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

@@ -37,7 +37,7 @@ class Ingredients(Experiment):
     name = "ingredients"
     shows = "what each part of the fast preset is worth"
     figure = "ours"
-    cost = Cost(full_min=20, quick_s=90)
+    cost = Cost(full_min=20, quick_s=40)
     seeds = Seeds(full=3, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

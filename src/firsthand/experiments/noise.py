@@ -53,7 +53,7 @@ class Noise(Experiment):
     name = "noise"
     shows = "how sensor noise and outliers affect learning, with both presets"
     figure = "section 5.3"
-    cost = Cost(full_min=12.0, quick_s=80.0)
+    cost = Cost(full_min=13, quick_s=70)
     seeds = Seeds(full=2, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

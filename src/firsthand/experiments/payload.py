@@ -30,7 +30,7 @@ class Payload(Experiment):
     name = "payload"
     shows = "learning adapts to payloads that it is not told of"
     figure = "figures 7, 8"
-    cost = Cost(full_min=6, quick_s=60)
+    cost = Cost(full_min=9, quick_s=50)
     seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:

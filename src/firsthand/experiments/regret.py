@@ -19,7 +19,7 @@ class Regret(Experiment):
     name = "regret"
     shows = "regret, gradient error, shift of the data and growth of the loop, beside the theory's bounds"
     figure = "section 3.3"
-    cost = Cost(full_min=40.0, quick_s=40.0)
+    cost = Cost(full_min=31, quick_s=30)
     seeds = Seeds(full=3, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

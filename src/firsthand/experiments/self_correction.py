@@ -40,7 +40,7 @@ class SelfCorrection(Experiment):
     name = "self-correction"
     shows = "new data repairs a model that is wrong on purpose"
     figure = "section 5"
-    cost = Cost(full_min=8.0, quick_s=60.0)
+    cost = Cost(full_min=7, quick_s=30)
     seeds = Seeds(full=2, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

@@ -78,7 +78,7 @@ class Sensitivity(Experiment):
     name = "sensitivity"
     shows = "the step size η matters little, ε and α more"
     figure = "section 5.2"
-    cost = Cost(full_min=20, quick_s=80)
+    cost = Cost(full_min=29, quick_s=70)
     seeds = Seeds(full=1, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

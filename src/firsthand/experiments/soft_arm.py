@@ -24,7 +24,7 @@ class SoftArm(Experiment):
     name = "soft-arm"
     shows = "the same learner masters a soft arm within 30 episodes"
     figure = "figures 10, 11"
-    cost = Cost(full_min=4, quick_s=60)
+    cost = Cost(full_min=2, quick_s=15)
     seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:

@@ -29,7 +29,7 @@ class StepBound(Experiment):
     name = "step-bound"
     shows = "the step length over the gradient's norm: at most 1/(2√ε), where the norm is √ε"
     figure = "section 5.2"
-    cost = Cost(full_min=2.0, quick_s=30.0)
+    cost = Cost(full_min=4, quick_s=40)
     seeds = Seeds(full=3, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:

@@ -144,10 +144,8 @@ def test_every_peer_has_a_runner_that_exists():
         assert callable(getattr(import_module(module), function)), peer.name
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ours", pytest.param("imagination", marks=pytest.mark.slow), pytest.param("tdmpc2", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ours", "imagination", "tdmpc2"])
 def test_a_peer_leaves_its_books(name, tmp_path):
     _, task = plant_and_task("excavator", tiny=True)
     comparison = compare.PeerComparison("excavator", task, chosen(name), 2)

@@ -283,6 +283,7 @@ def test_the_model_loss_is_its_formula_step_by_step():
     assert set(parts) == {"consistency", "reward", "value"}
 
 
+@pytest.mark.slow
 def test_an_update_lowers_the_losses_moves_the_target_slowly_and_the_encoder_less():
     state, discount = new_state(TINY, 1, 1), TINY.discount(Line.length)
     batch, rng = random_batch(TINY, 1, 1), np.random.default_rng(0)

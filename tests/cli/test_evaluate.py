@@ -20,7 +20,7 @@ def oracle(run: Path, cache: Path, error: float) -> None:
     store_oracle(result, restored.robot().plant, restored.task, cache / "firsthand" / "oracles")
 
 
-@pytest.mark.parametrize(("error", "failed"), [(99.0, True), (0.001, False)])
+@pytest.mark.parametrize(("error", "failed"), [pytest.param(99.0, True, marks=pytest.mark.slow), (0.001, False)])
 def test_a_policy_that_beats_the_oracle_means_that_the_oracle_failed(
     error: float, failed: bool, firsthand: Firsthand, uninterrupted, cache: Path, tmp_path: Path
 ) -> None:

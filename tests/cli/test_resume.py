@@ -28,6 +28,7 @@ def test_resuming_gives_the_same_bits(preset: str, firsthand: Firsthand, uninter
     assert_same(run, uninterrupted(preset))
 
 
+@pytest.mark.slow
 def test_killed_at_random_instants(firsthand: Firsthand, uninterrupted, tmp_path: Path) -> None:
     expected = uninterrupted("fast")
     chance = random.Random(5)
@@ -103,6 +104,7 @@ def test_ctrl_c_finishes_the_episode_and_says_how_to_go_on(firsthand: Firsthand,
         assert (run / name).read_bytes() == (uninterrupted("fast") / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_stops_at_once_and_the_run_can_go_on(
     firsthand: Firsthand, uninterrupted, begun, tmp_path: Path
 ) -> None:
@@ -124,6 +126,7 @@ def damage(file: Path) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint(firsthand: Firsthand, uninterrupted, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(uninterrupted("fast"), run)

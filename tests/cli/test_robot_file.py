@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from documented import documented_files
 from firsthand.runs import RunFolder
@@ -30,6 +31,7 @@ walking = dataclasses.replace(task, env=lambda: gymnasium.make("CartPole-v1"))
 """
 
 
+@pytest.mark.slow
 def test_the_readmes_robot_is_trained_and_found_again(firsthand: Firsthand, tmp_path: Path) -> None:
     file = tmp_path / "my_robot.py"
     file.write_text(documented_files("README.md")["my_robot.py"])

@@ -33,6 +33,7 @@ def chosen(study: Study) -> list[Job]:
     return [job for job in study.jobs if job.name == "payloads-seed-0"]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_curves_and_marks(study: Study) -> None:
     for job in chosen(study):
         marks = files.read_csv(study.folder(job) / "marks.csv")

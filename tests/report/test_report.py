@@ -214,6 +214,7 @@ def test_a_run_that_is_being_written(copied):
     assert "2 episodes · 3 s" in words_of(copied)
 
 
+@pytest.mark.slow
 def test_one_episode_of_a_robot_with_one_output(robots, tmp_path, monkeypatch):
     run = train(tmp_path / "one", "probe", 1)
     text = Page(write_report(run).read_text("utf-8")).text

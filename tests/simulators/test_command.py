@@ -59,6 +59,7 @@ def call(*arguments: str | Path) -> int:
     return int(done.value.code or 0)
 
 
+@pytest.mark.slow
 def test_record_fit_train_evaluate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def numbers(trainer: Trainer) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in to_arrays(tree).items()}
 
 
+@pytest.mark.slow
 def test_resuming_rebuilds_the_same_buffer_and_the_same_learner(task: Task, log: Path, tmp_path: Path) -> None:
     prior = gather(task.spec, data=[log])
     whole = start(task, prior, tmp_path / "whole")

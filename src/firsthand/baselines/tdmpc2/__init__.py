@@ -1,4 +1,6 @@
-"""TD-MPC2 (Hansen, Su, Wang, 2024) for one task with state observations, written from its published description.
+"""TD-MPC2 (Hansen, Su, Wang, 2024) for one task with state observations.
+
+Written anew after its publication, with the settings of the official code.
 
 Where it differs from the official code:
 
@@ -8,6 +10,7 @@ Where it differs from the official code:
 - The entropy of an action is the plain sum over its entries, as published first; later versions of the official code
   multiply it by the number of entries.
 - Actions with 20 or more entries get no extra rounds of planning.
+- Initial weights are drawn from a normal distribution that is not truncated (standard deviation 0.02).
 - Episodes end by a time limit only; there is no model of termination.
 """
 

@@ -130,6 +130,40 @@ def test_the_table_says_what_the_books_say(tmp_path):
     assert set(finding.figures) == {"curves", "paths"}
 
 
+def test_a_folder_takes_more_peers_and_seeds_and_shows_what_has_only_begun(tmp_path):
+    _, task = plant_and_task("excavator")
+
+    def study(peers, seeds):
+        comparison = compare.PeerComparison("excavator", task, chosen(peers), 40)
+        return compare.PeerStudy(tmp_path / "study", comparison, Size("full", seeds))
+
+    def ran(opened, job, errors):
+        write_books(opened.folder(job), errors)
+        files.write_json(opened.folder(job) / files.DONE, {"core_seconds": 1.0, "commit": "none"})
+
+    with study("pid", 1) as first:
+        for job in first.jobs:
+            ran(first, job, np.full(40, 0.02))
+        assert first.conclude().tables["table"]["controller"] == ["ours (fast)", "PI + feed-forward"]
+    with study("ppo,tdmpc2:default", 2) as second:
+        for job in second.jobs:
+            if job.name.startswith("ppo"):
+                ran(second, job, np.full(40, 0.5))
+            if job.name.startswith("tdmpc2"):  # killed in its eighth episode, before any test
+                write_books(second.folder(job), np.full(7, 0.3))
+                (second.folder(job) / MARKS).unlink()
+        finding = second.conclude()
+    table = finding.tables["table"]
+    assert table["controller"] == ["ours (fast)", "PI + feed-forward", "PPO", "TD-MPC2, default"]
+    assert table["seeds"] == [1, 1, 2, 1]
+    assert table["episodes"] == [40, 40, 40, 7]
+    assert "× 15.0 (30 cm)" in [row.measured for row in finding.rows]
+    assert finding.summary["random cm"][-1] == "–"
+    assert "--peers pid,ppo,tdmpc2:default" in (second.path / "finding.md").read_text()
+    with pytest.raises(UserError, match="no episode of ours"):
+        compare.PeerComparison("excavator", task, chosen("ppo"), 40).conclude(Size("full", 1), [])
+
+
 def test_sudden_drops_are_counted_after_the_tenth_episode():
     errors = np.full(30, 0.02)
     errors[[3, 15, 20]] = 0.2
@@ -145,7 +179,7 @@ def test_every_peer_has_a_runner_that_exists():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ours", "imagination", "tdmpc2"])
+@pytest.mark.parametrize("name", ["ours", "pid", "imagination", "tdmpc2"])
 def test_a_peer_leaves_its_books(name, tmp_path):
     _, task = plant_and_task("excavator", tiny=True)
     comparison = compare.PeerComparison("excavator", task, chosen(name), 2)
@@ -155,7 +189,7 @@ def test_a_peer_leaves_its_books(name, tmp_path):
         result = Result(job, study.folder(job))
     row = compare.row_of(PEERS[name], [result], task)
     assert np.isfinite([row.random_m, row.shapes_m, row.computing_s, row.act_ms, row.memory_mb]).all()
-    assert row.updates > 0
+    assert (row.updates > 0) == (name != "pid")
     assert list(result.csv(CURVES)["episode"]) == [1, 2]
 
 

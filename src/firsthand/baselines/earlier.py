@@ -26,6 +26,7 @@ from ..experiments import files
 from ..experiments.base import Job, Report
 from ..experiments.learning import SPEEDS, write_rows
 from ..plants.base import AbstractPlant
+from ..plants.wrapped import AbstractWrapper
 from ..robots.simulated import SimulatedRobot
 from ..tasks import Task
 from .fleet import fleet
@@ -46,27 +47,11 @@ SPREAD = 0.25
 """Valve gains are drawn from 1 − this to 1 + this, each joint and direction by itself."""
 
 
-class Varied(AbstractPlant):
+class Varied(AbstractWrapper):
     """An excavator whose valves answer more or less strongly than they should."""
 
-    plant: Any
     stronger: Float[Array, "2 4"]
     """Factor on commands above and below zero."""
-
-    @property
-    def period_s(self) -> float:
-        """As the excavator."""
-        return self.plant.period_s
-
-    @property
-    def num_commands(self) -> int:
-        """As the excavator."""
-        return self.plant.num_commands
-
-    @property
-    def num_measured(self) -> int:
-        """As the excavator."""
-        return self.plant.num_measured
 
     def reset(self, position: Float[Array, "4"]) -> Any:
         """As the excavator."""

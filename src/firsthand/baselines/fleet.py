@@ -8,6 +8,9 @@ import numpy as np
 
 from .view import REWARD, Stepper
 
+RESTART = 10
+"""Trajectories between two new starts."""
+
 
 def fleet(stepper: Stepper, count: int, *, seed: int, extra: np.ndarray | None = None) -> Any:
     """A vector of environments. Trajectories begin and end together, each robot's where its last one ended.
@@ -88,15 +91,11 @@ def fleet(stepper: Stepper, count: int, *, seed: int, extra: np.ndarray | None =
             """Nothing to set."""
 
         def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-            """Nothing to call."""
-            raise NotImplementedError(method_name)
+            """The robots have no methods of their own."""
+            raise AttributeError(f"the simulated robots have no method {method_name!r}")
 
         def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
             """Never."""
             return [False] * count
 
     return Fleet()
-
-
-RESTART = 10
-"""Trajectories between two new starts."""

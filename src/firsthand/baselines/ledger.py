@@ -1,5 +1,7 @@
 """What every peer leaves behind, in the same form, so that they can be put side by side.
 
+Books are written as they come, so that a run that is not finished can be looked at.
+
 curves.csv          a row per episode of robot time: mean error while learning, computing time, gradient updates so far
 marks.csv           a row per test on references that nobody trains on
 paths.safetensors   reference and path of each evaluation shape at the last test
@@ -39,6 +41,7 @@ class Ledger:
         self.curves.append(
             {"episode": episode, "tracking_error_m": error_m, "computing_s": computing_s, "updates": updates}
         )
+        write_rows(self.folder / CURVES, self.curves)
         self.report(episode, f"error {100 * error_m:.1f} cm")
 
     def test(self, episode: int, controller: Controller) -> None:
@@ -57,17 +60,14 @@ class Ledger:
                 "act_ms": tested.act_ms,
             }
         )
-
-    def finish(self, *, parameters: int, setting: str, memory_mb: float | None = None) -> None:
-        """Write everything."""
-        write_rows(self.folder / CURVES, self.curves)
         write_rows(self.folder / MARKS, self.tests)
-        task = self.stepper.task
+
+    def describe(self, *, parameters: int, setting: str, memory_mb: float | None = None) -> None:
+        """What is learning, and how much memory it has had so far."""
         facts = {
             "parameters": parameters,
             "memory_mb": round(memory_mb if memory_mb is not None else peak_memory_mb()),
             "setting": setting,
-            "steps": len(self.curves) * task.trajectories * task.steps,
         }
         files.write_json(self.folder / FACTS, facts)
 

@@ -61,7 +61,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         updates += metrics["policy_steps"] + config.hyper.model_steps
         ledger.episode(trainer.episode, metrics["tracking_error_m"], metrics["update_time_s"], updates)
         ledger.test(trainer.episode, PolicyController(trainer.state.policy))
-    ledger.finish(
+    ledger.describe(
         parameters=size((trainer.state.policy.layers, trainer.state.dynamics)),
         setting="the fast preset; the newest policy is tested, not the kept one",
     )
@@ -111,7 +111,7 @@ def run_imagination(parameters: dict[str, Any], folder: Path, report: Report) ->
         updates += int(improvement.steps_taken) + hyper.model_steps
         ledger.episode(episode, tracking_metrics(task.spec, (record,)).mean_error_m, computing, updates)
         ledger.test(episode, PolicyController(state.policy))
-    ledger.finish(
+    ledger.describe(
         parameters=size((state.policy.layers, state.dynamics)),
         setting="the fast preset without the measured trajectories in the policy's update",
     )

@@ -24,6 +24,8 @@ class Peer:
     """Core-seconds per episode of 1250 control steps, about."""
     extra: tuple[tuple[str, str], ...] = ()
     """More parameters of the job."""
+    published: bool = True
+    """Whether others published it as a way to learn."""
     most_seeds: int = 64
     few_tests: bool = False
     """Whether a test costs so much that only the middle and the end are tested."""
@@ -47,11 +49,11 @@ _HERE = __name__.rpartition(".")[0]
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=4),
-        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=4),
+        Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=4, published=False),
+        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=4, published=False),
         Peer("ppo", "PPO", f"{_HERE}.sb3:run", seconds=8, extra=(("algorithm", "ppo"),), require=_sb3),
         Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=22, extra=(("algorithm", "sac"),), require=_sb3),
-        Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=4),
+        Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=4, published=False),
         Peer(
             "dreamerv3",
             "DreamerV3, reduced",

@@ -104,4 +104,4 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     model.learn(steps, callback=Episodes())
     ledger.test(parameters["episodes"], act)
     count = sum(p.numel() for p in model.policy.parameters() if p.requires_grad)
-    ledger.finish(parameters=int(count), setting=SETTINGS[parameters["algorithm"]])
+    ledger.describe(parameters=int(count), setting=SETTINGS[parameters["algorithm"]])

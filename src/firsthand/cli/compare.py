@@ -32,12 +32,14 @@ class Compare:
     episodes: Annotated[int, arg(metavar="N")] = 40
     """Robot time for each of them."""
     seeds: Annotated[int, arg(metavar="N")] = 3
-    """Random seeds; the :default ones get one."""
+    """Random seeds; the :default ones get one. More can be added later."""
     tiny: _Switch = False
     """The smallest form, which the tests run: everything happens, nothing is learned."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Folder for data, figures and the table; by default experiments/compare-ROBOT. The same command continues what was
-    interrupted, and more peers can be added."""
+    interrupted; the table shows all that is in the folder, of other commands too."""
+    so_far: _Switch = False
+    """Run nothing: make the figures and the table of what is there, unfinished runs included."""
     on: Annotated[Literal["local", "ray"], arg(metavar="local|ray")] = "local"
     """Processes on this machine, or a Ray cluster."""
     address: Annotated[str | None, arg(metavar="ADDRESS", help_behavior_hint="")] = None
@@ -49,13 +51,12 @@ class Compare:
 
     def run(self) -> int:
         """Run, conclude, print the table. Running it again continues."""
-        from ..baselines.compare import PeerComparison
+        from ..baselines.compare import PeerComparison, PeerStudy
         from ..baselines.registry import chosen
         from ..baselines.setup import plant_and_task
         from ..experiments.base import Size
         from ..experiments.display import Display
         from ..experiments.run import JobsFailed, carry_out, default_folder
-        from ..experiments.study import Study
         from ..training.display import say
 
         peers = chosen(self.peers)
@@ -66,7 +67,12 @@ class Compare:
         comparison = PeerComparison(self.robot, task, peers, self.episodes)
         size = Size("tiny" if self.tiny else "full", self.seeds)
         folder = self.out or default_folder(comparison.name, size.name)
-        study = Study(folder, comparison, size)
+        study = PeerStudy(folder, comparison, size)
+        if self.so_far:
+            if not study.path.is_dir():
+                raise UserError(f"there is no folder {folder} yet: run the same command without --so-far.")
+            print_findings([study], {comparison.name: study.conclude()})
+            return 0
         self._ask(study)
         for peer in peers:
             peer.require()

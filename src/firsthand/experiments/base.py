@@ -149,7 +149,7 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """A finished job and its data."""
+    """A job and its data."""
 
     job: Job
     """What was asked for."""
@@ -167,6 +167,11 @@ class Result:
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """The arrays of a safetensors file of the job."""
         return files.read_arrays(self.folder / name)[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job is done, or what is there is only the beginning."""
+        return (self.folder / files.DONE).exists()
 
     @property
     def done(self) -> dict[str, Any]:
@@ -224,6 +229,8 @@ class Finding:
     """More numbers for finding.json."""
     summary: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """A table of its own above the rows, by column; as it shall be read."""
+    command: str | None = None
+    """What to type for all of this, where it is more than the experiment's own command."""
 
 
 class Experiment(ABC):
@@ -239,6 +246,8 @@ class Experiment(ABC):
     """What it takes."""
     seeds: ClassVar[Seeds]
     """Seeds unless told otherwise."""
+    grows: ClassVar[bool] = False
+    """Whether a folder takes other numbers of seeds later on."""
 
     @abstractmethod
     def jobs(self, size: Size) -> list[Job]:

@@ -139,9 +139,13 @@ def shares(slots: int) -> list[list[int]]:
     return [cores[low:high] for low, high in pairwise(bounds)]
 
 
+MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+"""glibc's allocator keeps freed memory, so that XLA's large temporaries are not fetched page by page each time."""
+
+
 def worker_environment(threads: int) -> dict[str, str]:
     """Environment variables that keep a worker to its share of the cores; one core computes without extra threads."""
-    environment = dict(os.environ)
+    environment = {**MEMORY, **os.environ}
     if threads:
         environment |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads), "NPROC": str(threads)}
     if threads == 1:

@@ -32,7 +32,8 @@ class Study:
         self._lock = WriterLock(path / "lock")
 
     def __enter__(self) -> "Study":
-        claim(self.path, self.experiment.name, self.size.name, self.size.seeds)
+        seeds = None if self.experiment.grows else self.size.seeds
+        claim(self.path, self.experiment.name, self.size.name, seeds)
         self._lock.acquire()
         return self
 

@@ -17,7 +17,7 @@ def write_finding(path: Path, experiment: Experiment, size: Size, results: list[
         atomic.write_bytes(path / f"{name}.svg", svg)
     for name, columns in finding.tables.items():
         files.write_csv(path / f"{name}.csv", columns)
-    done = [result.done for result in results]
+    done = [result.done for result in results if result.finished]
     data = {
         "experiment": experiment.name,
         "figure": experiment.figure,
@@ -37,7 +37,7 @@ def write_finding(path: Path, experiment: Experiment, size: Size, results: list[
         "numbers": dict(finding.numbers),
         "core_seconds": round(sum(d["core_seconds"] for d in done), 1),
         "commits": sorted({str(d["commit"]) for d in done}),
-        "command": experiment.command(size),
+        "command": finding.command or experiment.command(size),
     }
     atomic.write_text(path / "finding.md", as_markdown(experiment, data, finding))
     atomic.write_json(path / "finding.json", data)

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .base import AbstractPlant
+from .wrapped import AbstractWrapper
 
 
-class FaultySensors(AbstractPlant):
+class FaultySensors(AbstractWrapper):
     """A plant whose measurements are sometimes wrong. The plant itself does what it always does."""
 
-    plant: AbstractPlant
-    """What really happens."""
     spike_share: Float[Array, ""]
     """How often a measured value is off, as a share of all values."""
     spike_size: Float[Array, " measured"]
@@ -32,21 +31,6 @@ class FaultySensors(AbstractPlant):
         """The same with these channels stuck, and no others; nothing is recompiled."""
         flags = jnp.zeros_like(self.stuck).at[jnp.asarray(channels, int)].set(1.0)
         return eqx.tree_at(lambda faulty: faulty.stuck, self, flags)
-
-    @property
-    def period_s(self) -> float:
-        """That of the plant."""
-        return self.plant.period_s
-
-    @property
-    def num_commands(self) -> int:
-        """That of the plant."""
-        return self.plant.num_commands
-
-    @property
-    def num_measured(self) -> int:
-        """That of the plant."""
-        return self.plant.num_measured
 
     def reset(self, position: Float[Array, " positions"]) -> Any:
         """The plant at rest, and what its sensors show there."""

@@ -51,10 +51,9 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     books.resume()
     with Learner(learner_request(parameters, view, books), books.folder / "dreamerv3.log") as learner:
         try:
-            serve(learner.link, view, ledger, books, parameters["episodes"])
+            serve(learner.link, view, ledger, books, parameters)
         except Ended as error:
             raise UserError(f"DreamerV3 ended early: {error}; {learner.last_words()}.") from error
-    ledger.finish(parameters=books.parameters, setting=SETTINGS[parameters["setting"]].says, memory_mb=books.memory_mb)
 
 
 def learner_request(parameters: dict[str, Any], view: RobotView, books: "Books") -> dict[str, Any]:
@@ -137,7 +136,7 @@ class Books:
         self.saved_at = time.monotonic()
 
 
-def serve(link: Link, view: RobotView, ledger: Ledger, books: Books, episodes: int) -> None:
+def serve(link: Link, view: RobotView, ledger: Ledger, books: Books, parameters: dict[str, Any]) -> None:
     """Be the robot until the episodes are over. The time spent waiting is the learner's computing time."""
     link.receive(RESET)  # until here the learner was starting
     link.send(SEEN, view.begin())
@@ -161,7 +160,9 @@ def serve(link: Link, view: RobotView, ledger: Ledger, books: Books, episodes: i
                 ledger.report(view.episode, f"step {view.steps}, {speed:.1f} steps/s{error}")
         else:
             end_of_trajectory(link, view, ledger, books, json.loads(content))
-            if view.episode == episodes:
+            setting = SETTINGS[parameters["setting"]].says
+            ledger.describe(parameters=books.parameters, setting=setting, memory_mb=books.memory_mb)
+            if view.episode == parameters["episodes"]:
                 return
             link.send(ON)
 

@@ -60,7 +60,8 @@ class Agent:
         self.seed_steps = config.seed_steps(episode_length)
         self._state = State.random(config, observation_size, action_size, rng=self._rng(0, 0))
         self._replay = Replay(config.capacity, observation_size, action_size, horizon=config.horizon)
-        self._mean = jnp.zeros((config.horizon, action_size))
+        self.mean = jnp.zeros((config.horizon, action_size))
+        """The last plan, from which the next one starts."""
         self.steps = 0
         """Steps remembered."""
         self.decisions = 0
@@ -100,14 +101,14 @@ class Agent:
             self._state.model,
             self._state.policy,
             observation,
-            self._mean,
+            self.mean,
             np.bool_(first),
             np.bool_(explore),
             draw_plan_noise(self.config, self.action_size, self._rng(1, count)),
             self.discount,
             self.config,
         )
-        self._mean = result.mean
+        self.mean = result.mean
         return np.asarray(result.action)
 
     def remember(
@@ -162,7 +163,7 @@ class Agent:
                 f"steps, and this one has {self.seed} and {self.episode_length}."
             )
         self._replay.from_arrays(replay)
-        self._state, self._mean = kept["state"], kept["mean"]
+        self._state, self.mean = kept["state"], kept["mean"]
         self.steps, self.decisions, self.updates = kept["steps"], kept["decisions"], kept["updates"]
 
     def _rng(self, purpose: int, count: int) -> np.random.Generator:
@@ -171,7 +172,7 @@ class Agent:
     def _kept(self) -> dict[str, Any]:
         return {
             "state": self._state,
-            "mean": self._mean,
+            "mean": self.mean,
             "steps": self.steps,
             "decisions": self.decisions,
             "updates": self.updates,

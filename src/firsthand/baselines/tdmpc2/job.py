@@ -42,12 +42,12 @@ class Planner(Controller):
 
     def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Planned actions; what training had planned is left as it was."""
-        before, actions = self.agent._mean, []
+        before, actions = self.agent.mean, []
         for i, row in enumerate(seen):
-            self.agent._mean = self.means.get(i, before)
+            self.agent.mean = self.means.get(i, before)
             actions.append(self.agent.act(row, first=bool(first[i]) or i not in self.means, explore=False))
-            self.means[i] = self.agent._mean
-        self.agent._mean = before
+            self.means[i] = self.agent.mean
+        self.agent.mean = before
         return np.stack(actions)
 
 
@@ -75,6 +75,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             done = view.episode
             ledger.test(done, Planner(agent))
             ledger.episode(done, view.errors[-1], spent, agent.updates)
+            ledger.describe(parameters=agent.parameters, setting=TEXTS[setting])
             spent = 0.0
         if time.monotonic() - saved > CHECKPOINT_S:
             state = {f"agent.{name}": a for name, a in agent.snapshot().items()}
@@ -83,7 +84,6 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             report(done, f"{view.steps} steps, {agent.updates} updates")
             saved = time.monotonic()
         watch.restart()
-    ledger.finish(parameters=agent.parameters, setting=TEXTS[setting])
 
 
 def trajectory(view: RobotView, agent: Agent) -> None:

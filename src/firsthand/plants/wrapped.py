@@ -1,0 +1,27 @@
+"""A plant around a plant."""
+
+from typing import Any
+
+from .base import AbstractPlant
+
+
+class AbstractWrapper(AbstractPlant):
+    """A plant that another one is inside of, with its control period and channels."""
+
+    plant: Any
+    """What is inside: a plant."""
+
+    @property
+    def period_s(self) -> float:
+        """That of the plant inside."""
+        return self.plant.period_s
+
+    @property
+    def num_commands(self) -> int:
+        """That of the plant inside."""
+        return self.plant.num_commands
+
+    @property
+    def num_measured(self) -> int:
+        """That of the plant inside."""
+        return self.plant.num_measured

@@ -9,11 +9,11 @@ All have the networks of the smallest official size (`size1m`, here 0.65 M weigh
 | updates per control step | 1/2: "replay ratio 512", published for control from vectors | 1/12 | 1/16 |
 | learning rate, warm-up | 4e-5, 1000 updates, as published | 2e-4, 200 updates | 1e-2, none |
 | learning starts after | 1024 steps, as published | 1024 steps | 32 steps |
-| control steps per second of a core's time, measured | 1.2 | 17 | |
+| control steps per second of a core's time | 1.2 | 17 | |
 | 40 episodes of the excavator, 50 000 steps | 12 hours | 50 minutes | |
 
 `reduced` has a sixth of the updates on a quarter of the data each. Its learning rate is raised because updates are few;
-it was not tuned. Speeds come from the processor time of an update: 1.6 s for 16 × 64, 0.6 s for 8 × 32.
+it was not tuned. Speeds: 17 was measured in a run; 1.2 is worked out from the processor time of 30 updates, 1.6 s each.
 All differ from the publication in this: one robot in place of 16 side by side, control steps are not repeated, and the
 replay holds the whole run, which is less than the published 5 million steps.
 """

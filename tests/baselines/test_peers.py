@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from firsthand.baselines import compare, pid
+from firsthand.baselines import compare, pid, rows
 from firsthand.baselines.ledger import CURVES, FACTS, MARKS, PATHS
 from firsthand.baselines.registry import OURS, PEERS, chosen
 from firsthand.baselines.setup import plant_and_task
@@ -167,7 +167,7 @@ def test_a_folder_takes_more_peers_and_seeds_and_shows_what_has_only_begun(tmp_p
 def test_sudden_drops_are_counted_after_the_tenth_episode():
     errors = np.full(30, 0.02)
     errors[[3, 15, 20]] = 0.2
-    assert compare.drops(errors) == 2
+    assert rows.drops(errors) == 2
 
 
 def test_every_peer_has_a_runner_that_exists():
@@ -187,7 +187,7 @@ def test_a_peer_leaves_its_books(name, tmp_path):
         job = study.jobs[-1]
         worker.perform(study.prepare(job), lambda done, note="": None)
         result = Result(job, study.folder(job))
-    row = compare.row_of(PEERS[name], [result], task)
+    row = rows.row_of(PEERS[name], [result], task)
     assert np.isfinite([row.random_m, row.shapes_m, row.computing_s, row.act_ms, row.memory_mb]).all()
     assert (row.updates > 0) == (name != "pid")
     assert list(result.csv(CURVES)["episode"]) == [1, 2]

@@ -1,0 +1,215 @@
+"""The runs of a comparison in numbers: a row of the table for each way to control the robot."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..experiments.base import Result
+from ..experiments.fast import STEADY_FROM, WINDOW
+from ..tasks import Task
+from .ledger import CURVES, FACTS, MARKS
+from .registry import PEERS, Peer
+
+LEVELS_M = (0.10, 0.05, 0.02)
+"""Errors whose robot time is looked up."""
+LATELY = 3
+"""Episodes over which the error of an unfinished run is taken."""
+DROP = 3.0
+"""An episode after the tenth with so many times the median error of the ten before it is a sudden drop."""
+TESTED = ("episode", "random_m", "shapes_m", "act_ms")
+"""What a row takes from the tests."""
+Runs = list[tuple[Peer, list[Result]]]
+"""What there is of each peer, ours first."""
+
+
+def grouped(results: list[Result]) -> Runs:
+    """Results by peer: the finished ones, or those that have begun where none is finished."""
+    named: dict[str, list[Result]] = {name.replace(":", "-"): [] for name in PEERS}
+    for result in results:
+        named[result.job.name.rpartition("-seed-")[0]].append(result)
+    found = [(peer, named[name.replace(":", "-")]) for name, peer in PEERS.items()]
+    return [(peer, [r for r in runs if r.finished] or runs) for peer, runs in found if runs]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to control the robot: medians over seeds."""
+
+    peer: Peer
+    seeds: int
+    episodes: int
+    """Those behind it, fewer than asked for in a run that is not finished."""
+    tested: int
+    """The episode of the last test; 0 for none."""
+    random_m: float
+    """Mean error of the controller in the last test on random references that nobody trains on."""
+    shapes_m: float
+    robot_min: tuple[float, ...]
+    """Minutes of robot time until an episode's error was first below each of `LEVELS_M`; NaN for never."""
+    computing_s: float
+    """Computing per robot hour, in seconds."""
+    act_ms: float
+    memory_mb: float
+    updates: float
+    parameters: float
+    drops: float
+    """Sudden drops of performance per run."""
+    setting: str
+
+
+def row_of(peer: Peer, found: list[Result], task: Task) -> Row:
+    """Medians over the seeds of a peer."""
+    curves = [r.csv(CURVES) for r in found]
+    tests = [r.csv(MARKS) if (r.folder / MARKS).exists() else {name: [math.nan] for name in TESTED} for r in found]
+    unknown = {"memory_mb": math.nan, "parameters": math.nan, "setting": "has only begun"}
+    facts = [r.json(FACTS) if (r.folder / FACTS).exists() else unknown for r in found]
+    minutes = task.episode_s / 60
+
+    def reached(level: float) -> float:
+        firsts = [_first(c, level) * minutes for c in curves]
+        # A median over seeds of which some never get there is "never" when most do not.
+        return float(np.median([f if math.isfinite(f) else 1e12 for f in firsts]))
+
+    times = tuple(t if t < 1e9 else math.nan for t in (reached(level) for level in LEVELS_M))
+    hours = [c["episode"][-1] * task.episode_s / 3600 for c in curves]
+    tested = min(float(t["episode"][-1]) for t in tests)
+    return Row(
+        peer=peer,
+        seeds=len(found),
+        episodes=int(min(c["episode"][-1] for c in curves)),
+        tested=int(tested) if math.isfinite(tested) else 0,
+        random_m=float(np.median([t["random_m"][-1] for t in tests])),
+        shapes_m=float(np.median([t["shapes_m"][-1] for t in tests])),
+        robot_min=times,
+        computing_s=float(np.median([c["computing_s"].sum() / h for c, h in zip(curves, hours, strict=True)])),
+        act_ms=float(np.median([t["act_ms"][-1] for t in tests])),
+        memory_mb=float(np.median([f["memory_mb"] for f in facts])),
+        updates=float(np.median([c["updates"][-1] for c in curves])),
+        parameters=float(np.median([f["parameters"] for f in facts])),
+        drops=float(np.mean([drops(c["tracking_error_m"]) for c in curves])),
+        setting=str(facts[0]["setting"]),
+    )
+
+
+def _first(curve: dict[str, np.ndarray], level: float) -> float:
+    below = np.flatnonzero(curve["tracking_error_m"] <= level)
+    return float(curve["episode"][below[0]]) if below.size else math.inf
+
+
+def drops(errors: np.ndarray) -> int:
+    """Sudden drops of performance."""
+    return sum(
+        bool(errors[i] > DROP * np.median(errors[max(i - WINDOW, 0) : i])) for i in range(STEADY_FROM, len(errors))
+    )
+
+
+def lately(found: list[Result], episode: int) -> float:
+    """The error while learning in the last episodes up to this one: median over seeds."""
+    curves = [r.csv(CURVES) for r in found]
+    shown = [(c["episode"] <= episode) & (c["episode"] > episode - LATELY) for c in curves]
+    return float(np.median([c["tracking_error_m"][s].mean() for c, s in zip(curves, shown, strict=True)]))
+
+
+def extrapolated(found: list[Result], target_m: float, task: Task) -> str:
+    """Robot time until PPO would have our error, if its curve went on as a power law: a guess, and marked so."""
+    hours = []
+    for result in found:
+        curve = result.csv(CURVES)
+        half = len(curve["episode"]) // 2
+        slope, level = np.polyfit(np.log(curve["episode"][half:]), np.log(curve["tracking_error_m"][half:]), 1)
+        episodes = math.exp(min((math.log(target_m) - level) / slope, 700)) if slope < 0 else math.inf
+        hours.append(episodes * task.episode_s / 3600)
+    middle = float(np.median(hours))
+    if not math.isfinite(middle) or middle > 1e9:
+        return (
+            "PPO's error does not fall fast enough over the second half of its run for an extrapolation to our error."
+        )
+    return (
+        f"PPO would need about {middle:.2g} robot hours for our error "
+        "(extrapolated as a power law; the paper: > 10 000)."
+    )
+
+
+def _number(value: float, form: str = ".0f") -> str:
+    return f"{value:{form}}" if math.isfinite(value) else "–"
+
+
+def _error(value_m: float, row: Row) -> str:
+    """In centimetres, with the episode of the test where it is not the last one."""
+    shown = _number(100 * value_m, ".3g")
+    return shown if row.tested in (0, row.episodes) else f"{shown} (at {row.tested})"
+
+
+def computing(seconds: float) -> str:
+    """Computing per robot hour, for people."""
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds >= 3600
+        else f"{seconds / 60:.0f} min"
+        if seconds >= 90
+        else f"{seconds:.0f} s"
+    )
+
+
+def as_text(rows: list[Row]) -> dict[str, list[str]]:
+    """The table as people read it."""
+    levels = "/".join(f"{100 * level:.0f}" for level in LEVELS_M)
+    return {
+        "": [r.peer.title for r in rows],
+        "seeds": [str(r.seeds) for r in rows],
+        "episodes": [str(r.episodes) for r in rows],
+        "random cm": [_error(r.random_m, r) for r in rows],
+        "shapes cm": [_error(r.shapes_m, r) for r in rows],
+        f"min to {levels} cm": ["/".join(_number(m) for m in r.robot_min) for r in rows],
+        "computing/h": [computing(r.computing_s) for r in rows],
+        "ms/act": [_number(r.act_ms, ".2g") for r in rows],
+        "MB": [_number(r.memory_mb) for r in rows],
+        "updates": [f"{r.updates:.0f}" for r in rows],
+        "drops": [f"{r.drops:.1f}" for r in rows],
+    }
+
+
+def as_columns(rows: list[Row]) -> dict[str, list[Any]]:
+    """The table, for a CSV file."""
+    return {
+        "controller": [r.peer.title for r in rows],
+        "seeds": [r.seeds for r in rows],
+        "episodes": [r.episodes for r in rows],
+        "tested_after": [r.tested for r in rows],
+        "random_m": [r.random_m for r in rows],
+        "shapes_m": [r.shapes_m for r in rows],
+        **{f"robot_min_to_{100 * level:.0f}_cm": [r.robot_min[i] for r in rows] for i, level in enumerate(LEVELS_M)},
+        "computing_s_per_robot_hour": [r.computing_s for r in rows],
+        "act_ms": [r.act_ms for r in rows],
+        "memory_mb": [r.memory_mb for r in rows],
+        "updates": [r.updates for r in rows],
+        "parameters": [r.parameters for r in rows],
+        "drops": [r.drops for r in rows],
+    }
+
+
+def curve_columns(runs: Runs) -> dict[str, list[Any]]:
+    """Every episode of every run, for a CSV file."""
+    return _together(runs, CURVES, ("episode", "tracking_error_m", "computing_s", "updates"))
+
+
+def test_columns(runs: Runs) -> dict[str, list[Any]]:
+    """Every test of every run, for a CSV file."""
+    return _together(runs, MARKS, ("episode", "random_m", "shapes_m", "random_max_m", "shapes_max_m", "act_ms"))
+
+
+def _together(runs: Runs, file: str, columns: Sequence[str]) -> dict[str, list[Any]]:
+    table: dict[str, list[Any]] = {name: [] for name in ("controller", "seed", *columns)}
+    for peer, found in runs:
+        for result in found:
+            if not (result.folder / file).exists():
+                continue
+            part = result.csv(file)
+            table["controller"] += [peer.title] * len(part["episode"])
+            table["seed"] += [result.job.parameters["seed"]] * len(part["episode"])
+            for name in columns:
+                table[name] += list(part[name])
+    return table

@@ -17,14 +17,16 @@ from .conftest import EPISODES, PATIENCE, SETTINGS, Firsthand, assert_same
 @pytest.mark.parametrize("preset", ["fast", pytest.param("paper", marks=pytest.mark.slow)])
 def test_resuming_gives_the_same_bits(preset: str, firsthand: Firsthand, uninterrupted, begun, tmp_path: Path) -> None:
     run = begun(preset, tmp_path / "run")
+    content = json.loads((run / "config.json").read_text())
+    content["provenance"]["packages"]["optax"] = "0.0.1"  # as if begun with another version
     if preset == "paper":  # as if the run were from before this setting existed; its default changes nothing
-        content = json.loads((run / "config.json").read_text())
         assert content["config"]["hyper"].pop("model_rate_end") == 1.0
-        (run / "config.json").write_text(json.dumps(content))
+    (run / "config.json").write_text(json.dumps(content))
     # Only what was not said before: the rest comes from the run.
     done = firsthand("train", "excavator", "--out", run, "--resume", "--episodes", str(EPISODES), "--no-report")
     assert done.returncode == 0, done.stderr
     assert f"{run} has 2 of {EPISODES} episodes." in done.stderr
+    assert "Note: optax was 0.0.1 when the run started" in done.stderr
     assert_same(run, uninterrupted(preset))
 
 

@@ -194,7 +194,7 @@ class Train:
         """The run to resume and its configuration, after checking that what was given fits it."""
         from ..robots.address import is_address
         from ..robots.user_file import absolute_name, short_name
-        from ..runs import RunFolder
+        from ..runs import RunFolder, provenance
         from ..training import TrainingConfig, preset
         from ..training.display import say
 
@@ -228,6 +228,8 @@ class Train:
             may_move = moved and (stored.robot_file or is_address(robot))
             ignore = ("episodes", "unit", "robot_file", "robot") if may_move else ("episodes", "unit")
             run.check_same_config(wanted.as_dict(), ignore=(*ignore, *_newer(run.config, stored, wanted)))
+            for change in provenance.differences(run.provenance, provenance.collect()):
+                say(f"Note: {change} The run goes on, but not bit for bit as it would have.")
         except BaseException:
             run.close()
             raise

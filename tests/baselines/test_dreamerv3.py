@@ -183,7 +183,6 @@ def test_it_learns_and_a_killed_job_goes_on_to_the_same_end(tmp_path, monkeypatc
     assert marks["random_m"][0] != marks["random_m"][1]  # it has learned something
     facts = files.read_json(whole / "facts.json")
     assert facts["parameters"] == 646_929
-    assert facts["steps"] == 80
     assert files.read_arrays(whole / "paths.safetensors")[0]
 
     monkeypatch.setattr(job, "SAVE_EVERY_S", 0.0)

@@ -77,7 +77,7 @@ def test_a_robot_whose_tip_is_measured_has_no_pid():
 def test_the_engineers_controller_follows():
     """Identified and steered for an episode: a few centimetres, where standing still has half a metre."""
     plant, task = plant_and_task("excavator")
-    axes, robot_s = pid.identified(plant, task, 0)
+    axes, robot_s, _ = pid.identified(plant, task, 0)
     assert 60 < robot_s < 600
     view = RobotView(plant, task, seed=0)
     pid.steer(view, pid.PidController(task.spec, axes, 1.5))

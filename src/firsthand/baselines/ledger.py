@@ -90,7 +90,7 @@ def peak_memory_mb() -> float:
 
 
 class Stopwatch:
-    """Computing time between episodes of a view: wall time without the simulated robot's and without tests."""
+    """Computing between episodes of a view: processor time without the simulated robot's and without tests."""
 
     def __init__(self, view: RobotView) -> None:
         self.view = view
@@ -98,10 +98,10 @@ class Stopwatch:
 
     def restart(self) -> None:
         """Count from now."""
-        self._began, self._simulated = time.perf_counter(), self.view.simulation_s
+        self._began, self._simulated = time.process_time(), self.view.simulation_s
 
     def take(self) -> float:
         """Seconds since the last time."""
-        taken = time.perf_counter() - self._began - (self.view.simulation_s - self._simulated)
+        taken = time.process_time() - self._began - (self.view.simulation_s - self._simulated)
         self.restart()
         return taken

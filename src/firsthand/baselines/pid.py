@@ -130,7 +130,7 @@ class PidController:
     def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Actions in [-1, 1]."""
         if len(self.memory) != len(seen):
-            self.memory = [_Memory(np.zeros(0), np.zeros(0))] * len(seen)
+            self.memory = [_Memory(np.zeros(0), np.zeros(len(self.axes))) for _ in seen]
             first = np.ones(len(seen), bool)
         return np.stack([self._one(i, row.astype(float), bool(first[i])) for i, row in enumerate(seen)])
 
@@ -143,9 +143,9 @@ class PidController:
         now = chain_points(self.chain, position)[-1] + seen[size : size + 2] * spec.scales.error
         motion = seen[size + 2 :].reshape(-1, 2) * spec.scales.preview
         points = np.concatenate([now[None], now + motion])
-        if first:
-            self.memory[i] = _Memory(np.clip(position, *self._range()), np.zeros(len(position)))
         memory = self.memory[i]
+        if first:  # a reference begins where the machine is; what the integral has learned of the valves stays
+            memory.reference = np.clip(position, *self._range())
         for _ in range(2):
             memory.reference = memory.reference + self._step(
                 memory.reference, now - chain_points(self.chain, memory.reference)[-1]
@@ -192,19 +192,22 @@ class PidController:
         return self._inverse(there)[1] @ velocity + self._pull(there)
 
 
-def identified(plant: Any, task: Any, seed: int) -> tuple[tuple[Axis, ...], float]:
-    """Axes by inspection, and the robot time that it took in seconds."""
+def identified(plant: Any, task: Any, seed: int) -> tuple[tuple[Axis, ...], float, float]:
+    """Axes by inspection, the robot time that it took, and the processor time of its evaluation, in seconds."""
     from ..inspection import InspectionSettings, conclude, excite
     from ..inspection.settings import usual_minutes
     from ..robots.simulated import SimulatedRobot
 
     settings = InspectionSettings(usual_minutes(task.spec), INSPECTION_AMPLITUDE, seed)
-    inspection = conclude(task.name, task.spec, settings, excite(SimulatedRobot(plant, task, seed=seed), settings))
+    moved = excite(SimulatedRobot(plant, task, seed=seed), settings)
+    began = time.process_time()
+    inspection = conclude(task.name, task.spec, settings, moved)
+    taken = time.process_time() - began
     axes = tuple(
         axis_of(found, inspection.half_range(i), task.spec.period_s)
         for i, found in enumerate(inspection.findings.channels)
     )
-    return axes, inspection.robot_time_s
+    return axes, inspection.robot_time_s, taken
 
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
@@ -214,9 +217,8 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     episodes, seed = parameters["episodes"], parameters["seed"]
     view = RobotView(plant, task, seed=seed)
     ledger = Ledger(folder, view.stepper, parameters["marks"], report)
-    began = time.perf_counter()
-    axes, robot_s = identified(plant, task, seed)
-    taken = time.perf_counter() - began
+    whole = plant_and_task(parameters["robot"])[1]
+    axes, robot_s, taken = identified(plant, whole, seed)
     spent = 0 if tiny else math.ceil(robot_s / task.episode_s)  # the tests' episodes are much shorter than its pushes
     report(min(spent, episodes), f"identified in {robot_s / 60:.1f} min of robot time")
     watch = Stopwatch(view)

@@ -1,7 +1,7 @@
 """PPO and SAC of stable-baselines3 on the same robot, through Gymnasium.
 
-Settings are the published defaults; what is changed is in `SETTINGS` and goes into the table. Observations are of
-order one already, so they are not normalised a second time; PPO's rewards are, by its package's own wrapper.
+Settings are the published defaults; what is changed is in `SETTINGS` and goes into the table. Observations are in units
+of their scales, and PPO's observations and rewards are normalised by its package's own wrapper besides.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from .setup import plant_and_task
 from .view import RobotView
 
 SETTINGS = {
-    "ppo": "defaults of stable-baselines3; rewards normalised (VecNormalize)",
+    "ppo": "defaults of stable-baselines3; observations and rewards normalised (VecNormalize)",
     "sac": "defaults of stable-baselines3; learning starts after one episode of random actions",
 }
 
@@ -73,9 +73,9 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     watch = Stopwatch(view)
     vector = DummyVecEnv([lambda: environment(view)])
     if parameters["algorithm"] == "ppo":
-        wrapped = VecNormalize(vector, norm_obs=False, norm_reward=True)
+        vector = VecNormalize(vector)
         changes: dict[str, Any] = {"n_steps": 64} if tiny else {}
-        model: Any = PPO("MlpPolicy", wrapped, seed=parameters["seed"], device="cpu", **changes)
+        model: Any = PPO("MlpPolicy", vector, seed=parameters["seed"], device="cpu", **changes)
         passes = 1 if tiny else -(-model.n_steps // model.batch_size)
     else:
         first = task.trajectories * task.steps
@@ -85,6 +85,8 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         passes = 1
 
     def act(seen: np.ndarray, first: np.ndarray) -> np.ndarray:
+        if isinstance(vector, VecNormalize):
+            seen = np.asarray(vector.normalize_obs(seen))
         return model.predict(seen, deterministic=True)[0]
 
     class Episodes(BaseCallback):

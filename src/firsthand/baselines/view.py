@@ -130,7 +130,7 @@ class RobotView:
         self.steps = 0
         """Control steps so far."""
         self.simulation_s = 0.0
-        """Wall time spent in the simulated robot itself, which is no computing of the controller's."""
+        """Processor time of the simulated robot itself, which is no computing of the controller's."""
         self.over = True
         """Whether the trajectory has ended, and `begin` comes next."""
         self._robots = self.stepper.at_rest(np.asarray(task.home)[None], seed)
@@ -142,7 +142,7 @@ class RobotView:
     def begin(self) -> np.ndarray:
         """Start the next trajectory where the robot is; the first observation."""
         assert self.over
-        began = time.perf_counter()
+        began = time.process_time()
         number = len(self._done)
         if number == 0:
             rng = np.random.Generator(np.random.Philox(key=[self.seed, self.episode]))
@@ -153,13 +153,13 @@ class RobotView:
         self._k, self.over = 0, False
         self._start, self._y, self._u = np.asarray(self._robots.state), [self._measured()], []
         seen = self.stepper.sees(self._robots, self._points)[0]
-        self.simulation_s += time.perf_counter() - began
+        self.simulation_s += time.process_time() - began
         return seen
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float]:
         """Apply an action for one control period; the next observation and the reward."""
         assert not self.over
-        began = time.perf_counter()
+        began = time.process_time()
         action = np.asarray(action, np.float32).reshape(1, self.action_size)
         self._robots, (command, measured, seen, price) = self.stepper.step(
             self._robots, action, self._points, self._k, self._keys[self._k]
@@ -170,7 +170,7 @@ class RobotView:
         self.steps += 1
         if self._k == self.task.steps:
             self._end()
-        self.simulation_s += time.perf_counter() - began
+        self.simulation_s += time.process_time() - began
         return seen[0], -REWARD * float(price[0])
 
     def _end(self) -> None:

@@ -91,7 +91,7 @@ class Books:
     learner: Path | None = None
     """sheeprl's checkpoint to go on from."""
     computing_s: float = 0.0
-    """Acting and learning in the episode so far."""
+    """Processor time of acting and learning in the episode so far."""
     parameters: int = 0
     """Trainable ones."""
     memory_mb: float = 0.0
@@ -137,14 +137,12 @@ class Books:
 
 
 def serve(link: Link, view: RobotView, ledger: Ledger, books: Books, parameters: dict[str, Any]) -> None:
-    """Be the robot until the episodes are over. The time spent waiting is the learner's computing time."""
+    """Be the robot until the episodes are over."""
     link.receive(RESET)  # until here the learner was starting
     link.send(SEEN, view.begin())
     shown, began, before = time.monotonic(), time.monotonic(), view.steps
     while True:
-        waited = time.perf_counter()
         kind, content = link.receive(RESET, STEP, ENDED)
-        books.computing_s += time.perf_counter() - waited
         if kind == RESET:
             # After the last trajectory sheeprl asks for another one, of which it makes no step.
             link.send(SEEN, view.begin())
@@ -170,6 +168,7 @@ def serve(link: Link, view: RobotView, ledger: Ledger, books: Books, parameters:
 def end_of_trajectory(link: Link, view: RobotView, ledger: Ledger, books: Books, facts: dict[str, Any]) -> None:
     """Write down a whole episode, test at a mark, and save from time to time."""
     books.parameters, books.memory_mb = facts["parameters"], max(books.memory_mb, facts["memory_mb"])
+    books.computing_s += facts["computing_s"]
     if view.episode > len(ledger.curves):
         ledger.episode(view.episode, view.errors[-1], books.computing_s, facts["updates"])
         books.computing_s = 0.0

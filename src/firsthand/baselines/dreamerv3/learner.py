@@ -15,6 +15,7 @@ import os
 import resource
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class Session:
     link: Link
     request: "dict[str, Any]"
     config: Any
+    counted_s: float
+    """Processor time at the last moment up to which it has been counted, or that shall not count."""
 
 
 def robot() -> RobotClient:
@@ -55,6 +58,7 @@ class _Seeded(RobotClient):
     def reset(self, **arguments: Any) -> "tuple[np.ndarray, dict]":
         if self._fresh:
             self._fresh = False
+            Session.counted_s = time.process_time()
             seed(Session.request["step"])
         return super().reset(**arguments)
 
@@ -74,6 +78,7 @@ class BetweenTrajectories(CheckpointCallback):
             "updates": state["per_rank_gradient_steps"],
             "parameters": sum(weight.numel() for name in networks for weight in state[name].values()),
             "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "computing_s": time.process_time() - Session.counted_s,
         }
         player = None
         try:
@@ -94,6 +99,7 @@ class BetweenTrajectories(CheckpointCallback):
                     Session.link.send(SAVED, str(path))
         except Ended as error:
             raise SystemExit(f"DreamerV3 stops: {error}.") from error
+        Session.counted_s = time.process_time()  # tests and checkpoints are not the learner's work
         seed(state["iter_num"])
 
 

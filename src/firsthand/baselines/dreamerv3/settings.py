@@ -6,14 +6,14 @@ All have the networks of the smallest official size (`size1m`, here 0.65 M weigh
 | | default | reduced | tiny |
 |---|---|---|---|
 | batch, sequences × steps | 16 × 64, as published | 8 × 32 | 2 × 8 |
-| updates per control step | 1/2: "replay ratio 512", published for control from vectors | 1/12 | 1/16 |
+| updates per control step | 1 ("train ratio 1024"), official for this size and control from vectors | 1/12 | 1/16 |
 | learning rate, warm-up | 4e-5, 1000 updates, as published | 2e-4, 200 updates | 1e-2, none |
 | learning starts after | 1024 steps, as published | 1024 steps | 32 steps |
-| control steps per second of a core's time | 1.2 | 17 | |
-| 40 episodes of the excavator, 50 000 steps | 12 hours | 50 minutes | |
+| control steps per second of a core's time, estimated | 0.6 | 17 | |
+| 40 episodes of the excavator, 50 000 steps | 23 hours | 50 minutes | |
 
-`reduced` has a sixth of the updates on a quarter of the data each. Its learning rate is raised because updates are few;
-it was not tuned. Speeds: 17 was measured in a run; 1.2 is worked out from the processor time of 30 updates, 1.6 s each.
+`reduced` has a twelfth of the updates on a quarter of the data each. Its learning rate is raised because updates are
+few; it was not tuned. Speeds are worked out from the processor time of single updates, 1.6 s at the default setting.
 All differ from the publication in this: one robot in place of 16 side by side, control steps are not repeated, and the
 replay holds the whole run, which is less than the published 5 million steps.
 """
@@ -54,11 +54,11 @@ class Setting:
 
 SETTINGS = {
     "default": Setting(
-        "size1m, the published settings for control from vectors (replay ratio 512); one robot, no action repeat",
-        ("algo.replay_ratio=0.5",),
+        "size1m with the official settings for control from vectors (an update per step); one robot, no action repeat",
+        ("algo.replay_ratio=1.0",),
     ),
     "reduced": Setting(
-        "size1m; batches 8 x 32 (16 x 64), an update per 12 steps (2), learning rate 2e-4 (4e-5) after 200 updates "
+        "size1m; batches 8 x 32 (16 x 64), an update per 12 steps (1), learning rate 2e-4 (4e-5) after 200 updates "
         "(1000); one robot, no action repeat",
         (
             "algo.replay_ratio=0.0833333333",

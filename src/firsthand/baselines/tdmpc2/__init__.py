@@ -7,8 +7,6 @@ Where it differs from the official code:
 - The default has five Q functions, as the published algorithm; the official 1 M size has two (`official_smallest`).
 - Slices are drawn with equal chance from all finished episodes, not first an episode and then a slice of it. This is
   the same as long as episodes are equally long.
-- The entropy of an action is the plain sum over its entries, as published first; later versions of the official code
-  multiply it by the number of entries.
 - Actions with 20 or more entries get no extra rounds of planning.
 - Initial weights are drawn from a normal distribution that is not truncated (standard deviation 0.02).
 - Episodes end by a time limit only; there is no model of termination.

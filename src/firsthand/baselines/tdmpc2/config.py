@@ -50,7 +50,7 @@ class Config:
     value_weight: float = 0.1
     """Weight of the Q loss."""
     entropy_weight: float = 1e-4
-    """Weight of the policy's entropy, against values in units of the running scale."""
+    """Weight of the policy's entropy per entry of the action, against values in units of the running scale."""
     rate: float = 3e-4
     """Adam's step size."""
     encoder_rate_share: float = 0.3

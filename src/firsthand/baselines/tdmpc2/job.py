@@ -18,9 +18,10 @@ from .config import Config, default, reduced
 CHECKPOINT_S = 60.0
 """A checkpoint is written at the end of a trajectory when the last one is so old."""
 TEXTS = {
-    "default": "published settings, smallest official network sizes, five Q functions",
-    "reduced": "published settings but two Q functions (as the official 1 M size), 128 samples × 3 rounds of planning, "
-    "batch 128, an update every other step",
+    "default": "published settings with the smallest official network sizes (1 M; its authors' single-task figures are "
+    "with 5 M) and five Q functions",
+    "reduced": "two Q functions as the official 1 M size; planning with 128 samples × 3 rounds (512 × 6), 16 elites "
+    "(64) and 8 of the policy (24); batch 128 (256), an update every other step (every)",
     "tiny": "for the tests",
 }
 

@@ -227,7 +227,7 @@ def policy_loss(
     noise: UpdateNoise,
     config: Config,
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
-    """−(mean of two Q functions / scale + entropy) along the unrolled z, step t with weight ρ^t.
+    """−(mean of two Q functions / scale + entropy · entries of the action) along the unrolled z, weighted ρ^t.
 
     Also the new running scale, taken from the values at t = 0, and the entropy. The gradient is the policy's only.
     """
@@ -239,7 +239,7 @@ def policy_loss(
     low, high = jnp.percentile(jax.lax.stop_gradient(q[:size]), jnp.asarray([5.0, 95.0]))
     scale = scale + config.target_rate * (jnp.maximum(high - low, 1.0) - scale)
     weight = jnp.repeat(config.rho ** jnp.arange(steps) / steps, size) / size
-    loss = -weight @ (q / scale + config.entropy_weight * entropy)
+    loss = -weight @ (q / scale + config.entropy_weight * action.shape[-1] * entropy)
     return loss, (scale, jnp.mean(entropy))
 
 

@@ -67,10 +67,12 @@ def test_joint_speeds_move_the_tip_as_the_reference_moves():
     assert still @ (controller.middle - position) > 0
 
 
-def test_a_robot_whose_tip_is_measured_has_no_pid():
-    _, task = plant_and_task("soft-arm")
-    with pytest.raises(UserError, match="kinematics"):
-        pid.PidController(task.spec, (axis(),) * task.spec.layout.num_commands, 1.0)
+def test_pid_says_beforehand_what_it_cannot_do():
+    with pytest.raises(UserError, match=r"kinematics are known as a chain; .* leave pid out of --peers"):
+        PEERS["pid"].require(plant_and_task("soft-arm")[1], 40)
+    with pytest.raises(UserError, match="episodes is 8, but pid needs at least"):
+        PEERS["pid"].require(plant_and_task("excavator")[1], 8)
+    PEERS["pid"].require(plant_and_task("excavator")[1], 40)
 
 
 @pytest.mark.slow
@@ -98,8 +100,10 @@ def write_books(folder, errors, *, computing=1.0, random_m=0.02):
     episodes = np.arange(1, count + 1)
     columns = {"episode": episodes, "tracking_error_m": errors, "computing_s": np.full(count, computing)}
     files.write_csv(folder / CURVES, {**columns, "updates": 10 * episodes})
-    test = {"episode": [count], "random_m": [random_m], "shapes_m": [random_m], "act_ms": [0.5]}
-    files.write_csv(folder / MARKS, {**test, "random_max_m": [0.1], "shapes_max_m": [0.1]})
+    tested = np.asarray([e for e in (5, 10, 20, 40) if e <= count] or [count])
+    error = random_m * np.sqrt(count / tested)
+    test = {"episode": tested, "random_m": error, "shapes_m": error, "act_ms": np.full(len(tested), 0.5)}
+    files.write_csv(folder / MARKS, {**test, "random_max_m": 5 * error, "shapes_max_m": 5 * error})
     path = np.stack([np.linspace(4, 6, 50), np.full(50, 1.5)], axis=1)
     files.write_arrays(folder / PATHS, {"line.reference": path, "line.path": path + 0.01})
     files.write_json(folder / FACTS, {"parameters": 5, "memory_mb": 100, "setting": "none", "steps": 1250 * count})
@@ -123,8 +127,8 @@ def test_the_table_says_what_the_books_say(tmp_path):
     assert table["robot_min_to_10_cm"][0] == pytest.approx(4 * minutes)
     assert math.isnan(table["robot_min_to_10_cm"][1])
     assert table["computing_s_per_robot_hour"][0] == pytest.approx(2.0 / task.episode_s * 3600)
-    # 1/√n = 1 cm after 10⁴ episodes.
-    assert f"about {1e4 * task.episode_s / 3600:.2g} robot hours" in finding.text
+    # 0.16 √(40/n) = 1 cm after 10 240 episodes.
+    assert f"about {10_240 * task.episode_s / 3600:.2g} robot hours" in finding.text
     assert "extrapolated" in finding.text
     assert any("× 16" in row.measured for row in finding.rows)
     assert set(finding.figures) == {"curves", "paths"}
@@ -160,8 +164,25 @@ def test_a_folder_takes_more_peers_and_seeds_and_shows_what_has_only_begun(tmp_p
     assert "× 15.0 (30 cm)" in [row.measured for row in finding.rows]
     assert finding.summary["random cm"][-1] == "–"
     assert "--peers pid,ppo,tdmpc2:default" in (second.path / "finding.md").read_text()
-    with pytest.raises(UserError, match="no episode of ours"):
-        compare.PeerComparison("excavator", task, chosen("ppo"), 40).conclude(Size("full", 1), [])
+    with pytest.raises(UserError, match="no episode of ours in a comparison of 20 episodes"):
+        compare.PeerStudy(
+            tmp_path / "study", compare.PeerComparison("excavator", task, chosen("ppo"), 20), Size("full", 1)
+        ).conclude()
+
+
+def test_unfinished_seeds_are_compared_where_all_of_them_are(tmp_path):
+    _, task = plant_and_task("excavator")
+    comparison, results = compare.PeerComparison("excavator", task, chosen("ppo"), 40), []
+    for job, length in zip(comparison.jobs(Size("full", 3))[3:], (23, 11, 3), strict=True):
+        write_books(tmp_path / job.id, np.full(length, 0.3), random_m=0.1)
+        results.append(Result(job, tmp_path / job.id))
+    row = rows.row_of(PEERS["ppo"], results[:2], task)
+    assert (row.episodes, row.tested, row.updates) == (11, 10, 110)
+    assert row.random_m == pytest.approx(np.median([0.1 * np.sqrt(23 / 10), 0.1 * np.sqrt(11 / 10)]))
+    row = rows.row_of(PEERS["ppo"], results, task)
+    assert (row.episodes, row.tested) == (3, 0)  # the third has a test at 3 only, which the others have not
+    assert math.isnan(row.random_m)
+    assert rows.extrapolated(results[1:], 0.01, task) == ""
 
 
 def test_sudden_drops_are_counted_after_the_tenth_episode():

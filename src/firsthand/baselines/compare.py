@@ -1,5 +1,6 @@
 """Ours and the peers on the same robot, references, control rate and metrics: curves, paths and one table."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from ..errors import UserError
 from ..experiments.base import MOST_SEEDS, Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
 from ..experiments.study import Study
 from ..experiments.theory.curves import log_across
+from ..experiments.written import write_finding
 from ..report.data import PathAxes, PathPanel
 from ..report.figures import path_grid
 from ..report.style import PALETTE, log_scale, styled
@@ -78,8 +80,6 @@ class PeerComparison(Experiment):
     def conclude(self, size: Size, results: list[Result]) -> Finding:
         """Curves, paths, table."""
         runs = grouped(results)
-        if not runs or runs[0][0].name != OURS:
-            raise UserError("there is no episode of ours to compare with yet; run the same command without --so-far.")
         rows = [row_of(peer, found, self.task) for peer, found in runs]
         comparisons = self._goals(rows, runs, size)
         verdicts = [c.verdict for c in comparisons if c.verdict is not None]
@@ -91,31 +91,33 @@ class PeerComparison(Experiment):
             figures={"curves": curves_figure(runs, self.task), "paths": self._paths(runs)},
             tables={"table": as_columns(rows), "curves": curve_columns(runs), "tests": test_columns(runs)},
             summary=as_text(rows),
-            command=self._command([peer for peer, _ in runs], max(row.seeds for row in rows), size),
+            command=self._command([peer for peer, _ in runs], size.seeds, size),
         )
 
     def _goals(self, rows: list[Row], runs: Runs, size: Size) -> list[Comparison]:
         ours, others = rows[0], rows[1:]
+        known = [row for row in others if row.tested == ours.tested > 0]
         goals = []
-        known = [row for row in others if row.tested == ours.tested]
-        for what, among, paper, goal in (
-            ("peer", known, f"≥ {GOAL:g} (goal)", GOAL),
-            ("published learner", [r for r in known if r.peer.published], "TD-MPC2 × 3, DreamerV3 × 2", None),
-        ):
-            if among:
-                best = min(among, key=lambda r: r.random_m)
-                factor = best.random_m / ours.random_m
-                goals.append(
-                    Comparison(
-                        f"error of the best {what} ({best.peer.title}) over ours, random references",
-                        f"× {factor:.1f}",
-                        paper,
-                        None if goal is None else Verdict.of(factor >= goal, size),
-                    )
+        if known:
+            best = min(known, key=lambda r: r.random_m)
+            factor = best.random_m / ours.random_m
+            goals.append(
+                Comparison(
+                    f"error of the best peer ({best.peer.title}) over ours, random references",
+                    f"× {factor:.1f}",
+                    f"≥ {GOAL:g} (goal)",
+                    Verdict.of(factor >= GOAL, size),
                 )
+            )
+        for row in known:
+            if row.peer.published:
+                what = f"error of {row.peer.title} over ours, random references"
+                goals.append(Comparison(what, f"× {row.random_m / ours.random_m:.1f}", row.peer.paper))
         for row, (_, found) in zip(others, runs[1:], strict=True):
             if row.episodes < self.episodes:
                 theirs, own = lately(found, row.episodes), lately(runs[0][1], row.episodes)
+                if not math.isfinite(own):
+                    continue
                 goals.append(
                     Comparison(
                         f"{row.peer.title}, {row.episodes} of {self.episodes} episodes: error while learning over ours",
@@ -139,18 +141,23 @@ class PeerComparison(Experiment):
         minutes = self.episodes * self.task.episode_s / 60
         parts = [
             f"Every controller had {minutes:.0f} minutes of robot time ({self.episodes} episodes, where the table does "
-            f"not say fewer) on {self.robot}, "
-            "with the same goals, control rate, observations and cost. Errors are of the controller at the end, "
-            "without exploration, on references that nobody trains on; numbers are medians over seeds. Robot minutes "
-            "are until an episode's own error, exploration included, was first below. Computing is acting and "
-            "learning, compiling included. Drops are episodes after the tenth with more than "
-            f"{DROP:g} times the median error of the ten before."
+            f"not say fewer) on {self.robot}, with the same observations, control rate and cost, and goals from the "
+            "same random numbers; a reference begins where its controller has left the machine. Errors are of the "
+            "controller at the end, without exploration, on references that nobody trains on; numbers are medians "
+            "over seeds. Robot minutes are until an episode's own error, exploration included, was first below. "
+            "Computing is the processor time of acting and learning, compiling included where nothing was cached. "
+            "Drops, the mean over seeds, are episodes after a run's tenth with more than "
+            f"{DROP:g} times the median error of the ten before. Ours and its imagined variant know the cost and the "
+            "kinematics as functions, and pid the kinematics; the others get the cost as a number per step.",
+            *(extrapolated(found, rows[0].random_m, self.task) for peer, found in runs if peer.name == "ppo"),
+            *(f"{row.peer.title}: {row.setting}." for row in rows),
+            *(
+                f"The runs of {row.peer.title} are by {row.versions} versions of the code."
+                for row in rows
+                if row.versions > 1
+            ),
         ]
-        for peer, found in runs:
-            if peer.name == "ppo":
-                parts.append(extrapolated(found, rows[0].random_m, self.task))
-        parts += [f"{row.peer.title}: {row.setting}." for row in rows]
-        return " ".join(parts)
+        return " ".join(part for part in parts if part)
 
     def _paths(self, runs: Runs) -> Figure:
         panels = []
@@ -175,6 +182,19 @@ class PeerStudy(Study):
     def __init__(self, path: Path, comparison: PeerComparison, size: Size) -> None:
         super().__init__(path, comparison, size)
         self.comparison = comparison
+
+    def conclude(self) -> Finding:
+        """Draw the conclusion of all there is, and write it down."""
+        results = self.results()
+        if not any(result.job.name.startswith(f"{OURS}-seed-") for result in results):
+            raise UserError(
+                f"{self.path} has no episode of ours in a comparison of {self.comparison.episodes} episodes to compare "
+                "with; run the same command without --so-far, or give the --episodes that it was run with."
+            )
+        size = Size(self.size.name, 1 + max(result.job.parameters["seed"] for result in results))
+        finding = self.comparison.conclude(size, results)
+        write_finding(self.path, self.comparison, size, results, finding)
+        return finding
 
     def results(self) -> list[Result]:
         """Every run of this robot, length and size."""

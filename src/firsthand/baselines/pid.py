@@ -26,6 +26,7 @@ from firsthand_onboard.kinematics import chain_jacobian, chain_points
 from ..errors import UserError
 from ..experiments.base import Report
 from ..inspection.findings import ChannelFindings
+from ..tasks import Task
 from .ledger import Ledger, Stopwatch
 from .setup import plant_and_task
 from .view import RobotView
@@ -38,6 +39,8 @@ CENTERING_S = 4.0
 """Time constant of the pull to the middle of the joints' ranges, in seconds."""
 CREEP = 0.02
 """Below this share of a joint's highest speed the jump over the dead band is made gradually: less chatter."""
+IDENTIFYING = 1.2
+"""An inspection takes at most so many times the time that is asked for."""
 MARGIN = 0.03
 """The joint reference keeps this share of the range away from the limits."""
 
@@ -116,8 +119,7 @@ class PidController:
     """The controller for several robots; it sees what every peer sees."""
 
     def __init__(self, spec: ControlSpec, axes: tuple[Axis, ...], factor: float) -> None:
-        if not isinstance(spec.kinematics, PlanarChain):
-            raise UserError(f"the pid peer needs a robot whose kinematics are known as a chain; {spec.robot} has none.")
+        assert isinstance(spec.kinematics, PlanarChain)
         self.spec, self.chain, self.axes = spec, spec.kinematics, axes
         theta = np.asarray([axis.theta_s for axis in axes])
         self.gain, self.integral_s = factor / (2 * theta), 8 * theta
@@ -192,7 +194,7 @@ class PidController:
         return self._inverse(there)[1] @ velocity + self._pull(there)
 
 
-def identified(plant: Any, task: Any, seed: int) -> tuple[tuple[Axis, ...], float, float]:
+def identified(plant: Any, task: Task, seed: int) -> tuple[tuple[Axis, ...], float, float]:
     """Axes by inspection, the robot time that it took, and the processor time of its evaluation, in seconds."""
     from ..inspection import InspectionSettings, conclude, excite
     from ..inspection.settings import usual_minutes
@@ -208,6 +210,23 @@ def identified(plant: Any, task: Any, seed: int) -> tuple[tuple[Axis, ...], floa
         for i, found in enumerate(inspection.findings.channels)
     )
     return axes, inspection.robot_time_s, taken
+
+
+def require(task: Task, episodes: int) -> None:
+    """Raise `UserError` for a robot without known kinematics, and for less robot time than identification takes."""
+    from ..inspection.settings import usual_minutes
+
+    if not isinstance(task.spec.kinematics, PlanarChain):
+        raise UserError(
+            f"the pid peer needs a robot whose kinematics are known as a chain; {task.spec.robot} has none: leave pid "
+            "out of --peers."
+        )
+    least = math.ceil(IDENTIFYING * 60 * usual_minutes(task.spec) / task.episode_s) + len(FACTORS)
+    if episodes < least:
+        raise UserError(
+            f"episodes is {episodes}, but pid needs at least {least} for identification and tuning: give more "
+            "--episodes, or leave pid out of --peers."
+        )
 
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
@@ -235,10 +254,6 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         best = min(errors, key=lambda f: errors[f])
         ledger.test(episode, PidController(task.spec, axes, best))
         watch.restart()
-    if not ledger.curves:
-        raise UserError(
-            f"episodes is {episodes}, but identification alone takes {spent} episodes of robot time; pid needs more."
-        )
     ledger.describe(
         parameters=3 * len(axes),
         setting=f"{robot_s / 60:.1f} min of inspection, then {len(errors)} episodes of tuning; gains {best:g} × SIMC",

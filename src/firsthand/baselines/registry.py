@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import UserError, suggest
+from ..tasks import Task
 
 OURS = "ours"
 
@@ -21,28 +22,36 @@ class Peer:
     setting: str = "full"
     """Passed on to the runner."""
     seconds: float = 5.0
-    """Core-seconds per episode of 1250 control steps, about."""
+    """Core-seconds per episode of 1250 control steps, about, tests included."""
     extra: tuple[tuple[str, str], ...] = ()
     """More parameters of the job."""
     published: bool = True
     """Whether others published it as a way to learn."""
+    paper: str = "–"
+    """Its error over the algorithm's at equal robot time, in the paper."""
     most_seeds: int = 64
     few_tests: bool = False
     """Whether a test costs so much that only the middle and the end are tested."""
-    require: Callable[[], None] = lambda: None
-    """Raises `UserError` where something is not installed."""
+    require: Callable[[Task, int], None] = lambda task, episodes: None
+    """Raises `UserError` where something is not installed, or the robot or the number of episodes will not do."""
 
 
-def _sb3() -> None:
+def _sb3(task: Task, episodes: int) -> None:
     from .sb3 import require
 
     require()
 
 
-def _dreamerv3() -> None:
+def _dreamerv3(task: Task, episodes: int) -> None:
     from .dreamerv3 import require
 
     require()
+
+
+def _pid(task: Task, episodes: int) -> None:
+    from .pid import require
+
+    require(task, episodes)
 
 
 _HERE = __name__.rpartition(".")[0]
@@ -50,9 +59,9 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=4, published=False),
-        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=4, published=False),
+        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=4, published=False, require=_pid),
         Peer("ppo", "PPO", f"{_HERE}.sb3:run", seconds=8, extra=(("algorithm", "ppo"),), require=_sb3),
-        Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=22, extra=(("algorithm", "sac"),), require=_sb3),
+        Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=30, extra=(("algorithm", "sac"),), require=_sb3),
         Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=4, published=False),
         Peer(
             "dreamerv3",
@@ -60,6 +69,7 @@ PEERS = {
             f"{_HERE}.dreamerv3:run",
             setting="reduced",
             seconds=75,
+            paper="× 2",
             few_tests=True,
             require=_dreamerv3,
         ),
@@ -68,18 +78,28 @@ PEERS = {
             "DreamerV3, default",
             f"{_HERE}.dreamerv3:run",
             setting="default",
-            seconds=1050,
+            seconds=2100,
+            paper="× 2",
             most_seeds=1,
             few_tests=True,
             require=_dreamerv3,
         ),
-        Peer("tdmpc2", "TD-MPC2, reduced", f"{_HERE}.tdmpc2.job:run", setting="reduced", seconds=60, few_tests=True),
+        Peer(
+            "tdmpc2",
+            "TD-MPC2, reduced",
+            f"{_HERE}.tdmpc2.job:run",
+            setting="reduced",
+            seconds=110,
+            paper="× 3",
+            few_tests=True,
+        ),
         Peer(
             "tdmpc2:default",
             "TD-MPC2, default",
             f"{_HERE}.tdmpc2.job:run",
             setting="default",
-            seconds=600,
+            seconds=700,
+            paper="× 3",
             most_seeds=1,
             few_tests=True,
         ),

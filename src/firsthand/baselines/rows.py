@@ -17,10 +17,10 @@ LEVELS_M = (0.10, 0.05, 0.02)
 """Errors whose robot time is looked up."""
 LATELY = 3
 """Episodes over which the error of an unfinished run is taken."""
+FEWEST_TESTS = 3
+"""An extrapolation needs so many."""
 DROP = 3.0
-"""An episode after the tenth with so many times the median error of the ten before it is a sudden drop."""
-TESTED = ("episode", "random_m", "shapes_m", "act_ms")
-"""What a row takes from the tests."""
+"""An episode after a run's tenth with so many times the median error of the ten before it is a sudden drop."""
 Runs = list[tuple[Peer, list[Result]]]
 """What there is of each peer, ours first."""
 
@@ -58,40 +58,53 @@ class Row:
     drops: float
     """Sudden drops of performance per run."""
     setting: str
+    versions: int
+    """Of the code that its finished runs were made with."""
 
 
 def row_of(peer: Peer, found: list[Result], task: Task) -> Row:
-    """Medians over the seeds of a peer."""
+    """Medians over the seeds of a peer, up to the last episode that all of them have behind them."""
     curves = [r.csv(CURVES) for r in found]
-    tests = [r.csv(MARKS) if (r.folder / MARKS).exists() else {name: [math.nan] for name in TESTED} for r in found]
-    unknown = {"memory_mb": math.nan, "parameters": math.nan, "setting": "has only begun"}
-    facts = [r.json(FACTS) if (r.folder / FACTS).exists() else unknown for r in found]
+    episodes = int(min(c["episode"][-1] for c in curves))
+    tests = [r.csv(MARKS) for r in found if (r.folder / MARKS).exists()]
+    common = set.intersection(*({int(e) for e in t["episode"] if e <= episodes} for t in tests)) if tests else set()
+    tested = max(common, default=0)
+    facts = [r.json(FACTS) for r in found if (r.folder / FACTS).exists()]
     minutes = task.episode_s / 60
 
-    def reached(level: float) -> float:
-        firsts = [_first(c, level) * minutes for c in curves]
-        # A median over seeds of which some never get there is "never" when most do not.
-        return float(np.median([f if math.isfinite(f) else 1e12 for f in firsts]))
+    def in_test(name: str) -> float:
+        return _median([t[name][t["episode"] == tested][0] for t in tests]) if tested else math.nan
 
-    times = tuple(t if t < 1e9 else math.nan for t in (reached(level) for level in LEVELS_M))
-    hours = [c["episode"][-1] * task.episode_s / 3600 for c in curves]
-    tested = min(float(t["episode"][-1]) for t in tests)
+    def reached(level: float) -> float:
+        # A median over seeds of which some never get there is "never" when most do not.
+        middle = float(np.median([min(_first(c, level), 1e12) for c in curves]))
+        return middle * minutes if middle < 1e9 else math.nan
+
+    def spent(curve: dict[str, np.ndarray]) -> float:
+        shown = curve["episode"] <= episodes
+        return float(curve["computing_s"][shown].sum() / (episodes * task.episode_s / 3600))
+
     return Row(
         peer=peer,
         seeds=len(found),
-        episodes=int(min(c["episode"][-1] for c in curves)),
-        tested=int(tested) if math.isfinite(tested) else 0,
-        random_m=float(np.median([t["random_m"][-1] for t in tests])),
-        shapes_m=float(np.median([t["shapes_m"][-1] for t in tests])),
-        robot_min=times,
-        computing_s=float(np.median([c["computing_s"].sum() / h for c, h in zip(curves, hours, strict=True)])),
-        act_ms=float(np.median([t["act_ms"][-1] for t in tests])),
-        memory_mb=float(np.median([f["memory_mb"] for f in facts])),
-        updates=float(np.median([c["updates"][-1] for c in curves])),
-        parameters=float(np.median([f["parameters"] for f in facts])),
+        episodes=episodes,
+        tested=tested,
+        random_m=in_test("random_m"),
+        shapes_m=in_test("shapes_m"),
+        robot_min=tuple(reached(level) for level in LEVELS_M),
+        computing_s=_median([spent(c) for c in curves]),
+        act_ms=in_test("act_ms"),
+        memory_mb=_median([f["memory_mb"] for f in facts]),
+        updates=_median([c["updates"][c["episode"] == episodes][0] for c in curves]),
+        parameters=_median([f["parameters"] for f in facts]),
         drops=float(np.mean([drops(c["tracking_error_m"]) for c in curves])),
-        setting=str(facts[0]["setting"]),
+        setting=str(facts[0]["setting"]) if facts else "has only begun",
+        versions=len({str(r.done.get("code")) for r in found if r.finished}),
     )
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values)) if values else math.nan
 
 
 def _first(curve: dict[str, np.ndarray], level: float) -> float:
@@ -107,29 +120,29 @@ def drops(errors: np.ndarray) -> int:
 
 
 def lately(found: list[Result], episode: int) -> float:
-    """The error while learning in the last episodes up to this one: median over seeds."""
+    """The error while learning in the last episodes up to this one: median over seeds; NaN where there is none."""
     curves = [r.csv(CURVES) for r in found]
     shown = [(c["episode"] <= episode) & (c["episode"] > episode - LATELY) for c in curves]
-    return float(np.median([c["tracking_error_m"][s].mean() for c, s in zip(curves, shown, strict=True)]))
+    return _median([float(c["tracking_error_m"][s].mean()) for c, s in zip(curves, shown, strict=True) if s.any()])
 
 
 def extrapolated(found: list[Result], target_m: float, task: Task) -> str:
-    """Robot time until PPO would have our error, if its curve went on as a power law: a guess, and marked so."""
+    """Robot time until PPO would have our error, if its tests went on as a power law: a guess, and marked so."""
+    tests = [r.csv(MARKS) for r in found if (r.folder / MARKS).exists()]
+    tests = [t for t in tests if len(t["episode"]) >= FEWEST_TESTS]
+    if not tests or not math.isfinite(target_m):
+        return ""
     hours = []
-    for result in found:
-        curve = result.csv(CURVES)
-        half = len(curve["episode"]) // 2
-        slope, level = np.polyfit(np.log(curve["episode"][half:]), np.log(curve["tracking_error_m"][half:]), 1)
+    for test in tests:
+        slope, level = np.polyfit(np.log(test["episode"]), np.log(test["random_m"]), 1)
         episodes = math.exp(min((math.log(target_m) - level) / slope, 700)) if slope < 0 else math.inf
         hours.append(episodes * task.episode_s / 3600)
     middle = float(np.median(hours))
     if not math.isfinite(middle) or middle > 1e9:
-        return (
-            "PPO's error does not fall fast enough over the second half of its run for an extrapolation to our error."
-        )
+        return "PPO's error does not fall fast enough from test to test for an extrapolation to our error."
     return (
         f"PPO would need about {middle:.2g} robot hours for our error "
-        "(extrapolated as a power law; the paper: > 10 000)."
+        "(its tests extrapolated as a power law; the paper: > 10 000)."
     )
 
 

@@ -74,8 +74,10 @@ class Compare:
             print_findings([study], {comparison.name: study.conclude()})
             return 0
         self._ask(study)
+        if len(peers) == 1:
+            raise UserError(f"peers is {self.peers!r}, but must name at least one besides ours.")
         for peer in peers:
-            peer.require()
+            peer.require(task, 10**6 if self.tiny else self.episodes)  # tiny shortens what takes time
         with study, Display() as display:
             say(f"{comparison.name}, {self.episodes} episodes each, into {folder}")
             try:
@@ -93,14 +95,15 @@ class Compare:
         """Raise `UserError` when what is left to do takes very long and nobody said yes."""
         from ..experiments.worker import cores
 
-        left = sum(job.steps * job.weight for job in study.jobs if not study.finished(job))
-        hours = left / 3600 / max(min(self.workers or cores(), len(study.jobs)), 1)
-        if self.tiny:
+        left = [job.steps * job.weight for job in study.jobs if not study.finished(job)]
+        if self.tiny or self.yes or not left:
             return
-        if hours > LONG_H and not self.yes and self.on == "local":
+        at_once = self.workers or (cores() if self.on == "local" else len(left))
+        hours = max(max(left), sum(left) / at_once) / 3600
+        if hours > LONG_H:
+            where = " on this machine" if self.on == "local" else ""
             raise UserError(
-                f"this takes about {hours:.0f} hours on this machine: use fewer --episodes, --seeds or --peers, "
-                "or add --yes."
+                f"this takes about {hours:.0f} hours{where}: use fewer --episodes, --seeds or --peers, or add --yes."
             )
 
     def _again(self) -> str:

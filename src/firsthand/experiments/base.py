@@ -175,7 +175,7 @@ class Result:
 
     @property
     def done(self) -> dict[str, Any]:
-        """What was noted when it was finished: `seconds`, `core_seconds`, `cores`, `commit`."""
+        """What was noted at the end: `seconds`, `core_seconds` (both since it was last started), `cores`, `commit`."""
         return self.json(files.DONE)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from .config import Config, default, reduced
 
 CHECKPOINT_S = 60.0
 """A checkpoint is written at the end of a trajectory when the last one is so old."""
+SHOW_EVERY_S = 10.0
+UPDATES_AT_ONCE = 20
 TEXTS = {
     "default": "published settings with the smallest official network sizes (1 M; its authors' single-task figures are "
     "with 5 M) and five Q functions",
@@ -38,8 +41,8 @@ def config_of(setting: str) -> Config:
 class Planner(Controller):
     """The agent without exploration, planning for several robots in turn."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent, self.means = agent, {}
+    def __init__(self, agent: Agent, alive: Callable[[], None]) -> None:
+        self.agent, self.means, self.alive = agent, {}, alive
 
     def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Planned actions; what training had planned is left as it was."""
@@ -49,6 +52,7 @@ class Planner(Controller):
             actions.append(self.agent.act(row, first=bool(first[i]) or i not in self.means, explore=False))
             self.means[i] = self.agent.mean
         self.agent.mean = before
+        self.alive()
         return np.stack(actions)
 
 
@@ -69,12 +73,20 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         view.restore(_below(arrays, "view."))
         ledger.curves, ledger.tests, spent = info["curves"], info["tests"], info["spent"]
     watch, saved, done = Stopwatch(view), time.monotonic(), view.episode
+    shown = [time.monotonic()]
+
+    def alive() -> None:
+        if time.monotonic() - shown[0] > SHOW_EVERY_S:
+            shown[0] = time.monotonic()
+            error = f", error {100 * view.errors[-1]:.1f} cm" if view.errors else ""
+            report(view.episode, f"{view.steps} steps, {agent.updates} updates{error}")
+
     while view.episode < parameters["episodes"]:
-        trajectory(view, agent)
+        trajectory(view, agent, alive)
         spent += watch.take()
         if view.episode > done:
             done = view.episode
-            ledger.test(done, Planner(agent))
+            ledger.test(done, Planner(agent, alive))
             ledger.episode(done, view.errors[-1], spent, agent.updates)
             ledger.describe(parameters=agent.parameters, setting=TEXTS[setting])
             spent = 0.0
@@ -82,19 +94,20 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             state = {f"agent.{name}": a for name, a in agent.snapshot().items()}
             state |= {f"view.{name}": a for name, a in view.snapshot().items()}
             files.write_arrays(kept, state, {"curves": ledger.curves, "tests": ledger.tests, "spent": spent})
-            report(done, f"{view.steps} steps, {agent.updates} updates")
             saved = time.monotonic()
         watch.restart()
 
 
-def trajectory(view: RobotView, agent: Agent) -> None:
+def trajectory(view: RobotView, agent: Agent, alive: Callable[[], None]) -> None:
     """Act, remember and learn along one trajectory."""
     seen, first = view.begin(), True
     while not view.over:
         action = agent.act(seen, first=first, explore=True)
         following, reward = view.step(action)
         agent.remember(seen, action, reward, following, first=first, last=view.over)
-        agent.learn(agent.due)
+        while agent.due:  # after the random steps all their updates at once
+            agent.learn(min(agent.due, UPDATES_AT_ONCE))
+            alive()
         seen, first = following, False
 
 

@@ -1,0 +1,57 @@
+"""`firsthand compare`: what it refuses before anything runs, and the smallest comparison from end to end."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from firsthand.baselines.dreamerv3 import job as dreamerv3
+from firsthand.cli.compare import Compare
+from firsthand.errors import UserError
+
+from .conftest import Firsthand
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"peers": "pid,pdi"}, r"no peer 'pdi' \(did you mean 'pid'\?\); known are pid, ppo, sac"),
+        ({"peers": "ours"}, "peers is 'ours', but must name at least one besides ours"),
+        ({"peers": "imagination", "episodes": 0}, "episodes is 0, but must be at least 1"),
+        ({"peers": "imagination", "seeds": 0}, "seeds is 0"),
+        ({"peers": "pid", "episodes": 5}, "episodes is 5, but pid needs at least"),
+        ({"peers": "pid", "robot": "soft-arm"}, "kinematics are known as a chain; .*leave pid out of --peers"),
+        ({"peers": "imagination", "robot": "excavatr"}, "excavatr"),
+        # One job is on one core, however many there are.
+        ({"peers": "tdmpc2:default", "episodes": 100, "workers": 64}, r"takes about 19 hours .*or add --yes"),
+        ({"peers": "imagination", "so_far": True}, "no folder .* yet: run the same command without --so-far"),
+    ],
+)
+def test_what_is_refused_before_anything_runs(changed, sentence, tmp_path):
+    out = tmp_path / "comparison"
+    with pytest.raises(UserError, match=sentence):
+        Compare(**{"robot": "excavator", "out": out, **changed}).run()
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("peer", ["ppo", "dreamerv3"])
+def test_a_missing_extra_is_named(peer, tmp_path):
+    installed = find_spec("stable_baselines3") if peer == "ppo" else (dreamerv3.ENVIRONMENT / ".ready").exists()
+    if installed:
+        pytest.skip("it is installed here")
+    with pytest.raises(UserError, match="make peers"):
+        Compare(robot="excavator", peers=peer, out=tmp_path / "comparison").run()
+    assert not (tmp_path / "comparison").exists()
+
+
+@pytest.mark.slow
+def test_the_smallest_comparison(firsthand: Firsthand, tmp_path):
+    out = tmp_path / "comparison"
+    arguments = ["excavator", "--tiny", "--episodes", "2", "--seeds", "1", "--out", out]
+    done = firsthand("compare", *arguments, "--peers", "imagination")
+    assert done.returncode == 0, done.stderr
+    assert "ours, imagined" in done.stdout
+    for name in ("finding.md", "finding.json", "curves.png", "paths.png", "table.csv", "curves.csv", "tests.csv"):
+        assert (out / name).stat().st_size > 0
+    again = firsthand("compare", *arguments, "--so-far")
+    assert again.returncode == 0, again.stderr
+    assert "ours, imagined" in again.stdout

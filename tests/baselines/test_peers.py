@@ -215,6 +215,31 @@ def test_a_peer_leaves_its_books(name, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_interrupted_tdmpc2_goes_on_to_the_same_end(tmp_path, monkeypatch):
+    from firsthand.baselines.tdmpc2 import job
+
+    parameters = {"robot": "excavator", "seed": 0, "episodes": 2, "marks": [1, 2], "setting": "tiny"}
+    job.run(parameters, tmp_path / "whole", lambda done, note="": None)
+    monkeypatch.setattr(job, "CHECKPOINT_S", 0.0)
+    write, written = files.write_arrays, []
+
+    def write_and_stop(path, *content):
+        write(path, *content)
+        written.append(path.name)
+        if path.name == "state.safetensors" and written.count(path.name) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "write_arrays", write_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        job.run(parameters, tmp_path / "cut", lambda done, note="": None)
+    job.run(parameters, tmp_path / "cut", lambda done, note="": None)
+    for name, columns in ((CURVES, ("episode", "tracking_error_m", "updates")), (MARKS, ("random_m", "shapes_m"))):
+        whole, cut = (files.read_csv(tmp_path / which / name) for which in ("whole", "cut"))
+        for column in columns:
+            np.testing.assert_array_equal(cut[column], whole[column])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_the_peers_of_stable_baselines_leave_their_books(algorithm, tmp_path):
     pytest.importorskip("stable_baselines3", reason="the extra `peers` is not installed")

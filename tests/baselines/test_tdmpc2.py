@@ -19,6 +19,7 @@ from firsthand.baselines.tdmpc2.learning import (
     draw_update_noise,
     model_loss,
     policy_loss,
+    td_targets,
     value_loss,
 )
 from firsthand.baselines.tdmpc2.networks import (
@@ -338,7 +339,80 @@ def test_the_policy_climbs_the_value():
     assert scale >= 1
 
 
+def test_targets_and_the_policy_loss_are_their_formulas():
+    """One by one and in numpy: the smaller of two target values, ρ^t, the running scale, the entropy per entry."""
+    config = dataclasses.replace(TINY, dropout=0.0, entropy_weight=0.01)
+    state = perturbed(new_state(config, 3, 2))
+    noise = draw_update_noise(config, 2, np.random.default_rng(3))
+    rows = config.horizon * config.batch
+    following, rewards = normal(rows, config.latent), normal(rows)
+
+    def values(ensemble, pair, z, action):
+        return np.stack([expected(member(ensemble, int(i))(z, action), config) for i in pair])
+
+    action = draw_action(state.policy, following, jnp.asarray(noise.target_action), config).action
+    wanted = np.asarray(rewards) + 0.9 * values(state.target, noise.target_pair, following, action).min(axis=0)
+    np.testing.assert_allclose(td_targets(state, following, rewards, noise, 0.9, config), wanted, rtol=1e-3, atol=1e-4)
+
+    zs, size = normal(config.horizon + 1, config.batch, config.latent), config.batch
+    loss, (scale, mean_entropy) = policy_loss(state.policy, state.model.value, jnp.asarray(4.0), zs, noise, config)
+    want, entropies, new_scale = 0.0, [], 0.0
+    for t in range(config.horizon + 1):
+        part = slice(t * size, (t + 1) * size)
+        action, entropy = draw_action(state.policy, zs[t], jnp.asarray(noise.policy_action[part]), config)
+        q = values(state.model.value, noise.policy_pair, zs[t], action).mean(axis=0)
+        if t == 0:
+            spread = max(float(np.subtract(*np.percentile(q, [95, 5]))), 1.0)
+            new_scale = 0.99 * 4.0 + 0.01 * spread
+        want -= 0.5**t / (config.horizon + 1) * np.mean(q / new_scale + 0.01 * 2 * np.asarray(entropy))
+        entropies.append(np.asarray(entropy))
+    assert float(scale) == pytest.approx(new_scale, rel=1e-5)
+    assert float(loss) == pytest.approx(want, rel=1e-3)
+    assert float(mean_entropy) == pytest.approx(np.mean(entropies), rel=1e-4)
+
+
 # Planning
+
+
+@pytest.mark.parametrize(("first", "explore"), [(False, True), (True, False)])
+def test_a_plan_is_its_formula_round_by_round(first: bool, explore: bool):
+    """The same plan in numpy loops: warm start, elites, their weights, mean and spread, the choice and its noise."""
+    config = dataclasses.replace(TINY, samples=24, policy_samples=4, elites=6, rounds=2)
+    model, policy = perturbed(new_model(config, 3, 2)), perturbed(new_state(config, 3, 2)).policy
+    noise = draw_plan_noise(config, 2, np.random.default_rng(4))
+    seen, previous = normal(3), 0.1 * normal(config.horizon, 2)
+    found = _plan(model, policy, seen, previous, jnp.asarray(first), jnp.asarray(explore), noise, 0.9, config)
+
+    start = model.encode(seen, config)
+    proposed, z = [], jnp.broadcast_to(start, (4, config.latent))
+    for t in range(config.horizon):
+        action = draw_action(policy, z, jnp.asarray(noise.proposals[t]), config).action
+        proposed.append(np.asarray(action))
+        z = model.next(z, action, config)
+    mean = np.zeros((config.horizon, 2)) if first else np.concatenate([previous[1:], np.zeros((1, 2))])
+    std = np.full_like(mean, config.std_high)
+    weight = elites = np.zeros(0)
+    for i in range(config.rounds):
+        sampled = np.clip(mean[:, None] + std[:, None] * noise.samples[i], -1, 1)
+        actions = np.concatenate([np.stack(proposed), sampled], axis=1).astype(np.float32)
+        z, value = jnp.broadcast_to(start, (24, config.latent)), np.zeros(24)
+        for t in range(config.horizon):
+            value += 0.9**t * np.asarray(expected(model.reward(z, actions[t]), config))
+            z = model.next(z, actions[t], config)
+        last = draw_action(policy, z, jnp.asarray(noise.ends[i]), config).action
+        pair = [expected(member(model.value, int(k))(z, last), config) for k in noise.pairs[i]]
+        value += 0.9**config.horizon * np.mean(pair, axis=0)
+        best = np.argsort(-value)[: config.elites]
+        weight = np.exp(config.temperature * (value[best] - value[best].max()))
+        weight, elites = weight / weight.sum(), actions[:, best]
+        mean = np.einsum("e,hea->ha", weight, elites)
+        std = np.sqrt(np.einsum("e,hea->ha", weight, (elites - mean[:, None]) ** 2)).clip(
+            config.std_low, config.std_high
+        )
+    chosen = elites[0, np.argmax(np.log(weight) + noise.choice)]
+    chosen = np.clip(chosen + explore * std[0] * noise.exploration, -1, 1)
+    np.testing.assert_allclose(found.mean, mean, atol=2e-4)
+    np.testing.assert_allclose(found.action, chosen, atol=2e-4)
 
 
 def test_unroll_sums_discounted_rewards():

@@ -98,8 +98,9 @@ class PeerComparison(Experiment):
         ours, others = rows[0], rows[1:]
         known = [row for row in others if row.tested == ours.tested > 0]
         goals = []
-        if known:
-            best = min(known, key=lambda r: r.random_m)
+        rivals = [row for row in known if not row.peer.own]
+        if rivals:
+            best = min(rivals, key=lambda r: r.random_m)
             factor = best.random_m / ours.random_m
             goals.append(
                 Comparison(
@@ -110,7 +111,7 @@ class PeerComparison(Experiment):
                 )
             )
         for row in known:
-            if row.peer.published:
+            if row.peer.name != "pid":
                 what = f"error of {row.peer.title} over ours, random references"
                 goals.append(Comparison(what, f"× {row.random_m / ours.random_m:.1f}", row.peer.paper))
         for row, (_, found) in zip(others, runs[1:], strict=True):

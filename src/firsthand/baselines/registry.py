@@ -25,8 +25,8 @@ class Peer:
     """Core-seconds per episode of 1250 control steps, about, tests included."""
     extra: tuple[tuple[str, str], ...] = ()
     """More parameters of the job."""
-    published: bool = True
-    """Whether others published it as a way to learn."""
+    own: bool = False
+    """Whether it is ours, or ours with a part left out."""
     paper: str = "–"
     """Its error over the algorithm's at equal robot time, in the paper."""
     most_seeds: int = 64
@@ -58,11 +58,11 @@ _HERE = __name__.rpartition(".")[0]
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=4, published=False),
-        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=4, published=False, require=_pid),
+        Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=4, own=True),
+        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=4, require=_pid),
         Peer("ppo", "PPO", f"{_HERE}.sb3:run", seconds=8, extra=(("algorithm", "ppo"),), require=_sb3),
         Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=30, extra=(("algorithm", "sac"),), require=_sb3),
-        Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=4, published=False),
+        Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=4, own=True),
         Peer(
             "dreamerv3",
             "DreamerV3, reduced",

@@ -42,11 +42,11 @@ def print_findings(studies: Any, findings: Any) -> None:
     console = Console()
     for study in studies:
         finding = findings[study.experiment.name]
-        if finding.summary:
+        for columns in finding.summary:
             own = Table(box=SIMPLE_HEAD, pad_edge=False)
-            for i, heading in enumerate(finding.summary):
+            for i, heading in enumerate(columns):
                 own.add_column(heading, justify="right" if i else "left", no_wrap=i == 0)
-            for row in zip(*finding.summary.values(), strict=True):
+            for row in zip(*columns.values(), strict=True):
                 own.add_row(*row)
             console.print(own)
         table = Table(title=f"{study.experiment.name}: {finding.verdict.value}", box=SIMPLE_HEAD, pad_edge=False)

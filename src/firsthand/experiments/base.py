@@ -227,8 +227,8 @@ class Finding:
     """The data behind the figures, by file name without ending; columns of equal length become a CSV."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
     """More numbers for finding.json."""
-    summary: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """A table of its own above the rows, by column; as it shall be read."""
+    summary: Sequence[Mapping[str, Sequence[str]]] = ()
+    """Tables of its own above the rows, by column; as they shall be read, each at most 80 characters wide."""
     command: str | None = None
     """What to type for all of this, where it is more than the experiment's own command."""
 

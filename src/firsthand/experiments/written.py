@@ -44,16 +44,13 @@ def write_finding(path: Path, experiment: Experiment, size: Size, results: list[
 
 
 def summary_lines(finding: Finding) -> list[str]:
-    """The finding's own table, if it has one."""
-    if not finding.summary:
-        return []
-    rows = zip(*finding.summary.values(), strict=True)
-    return [
-        f"| {' | '.join(finding.summary)} |",
-        "|---" * len(finding.summary) + "|",
-        *(f"| {' | '.join(row)} |" for row in rows),
-        "",
-    ]
+    """The finding's own tables, if it has some."""
+    lines = []
+    for table in finding.summary:
+        lines += [f"| {' | '.join(table)} |", "|---" * len(table) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in zip(*table.values(), strict=True)]
+        lines.append("")
+    return lines
 
 
 def as_markdown(experiment: Experiment, data: dict[str, Any], finding: Finding) -> str:

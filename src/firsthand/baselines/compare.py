@@ -173,7 +173,7 @@ class PeerComparison(Experiment):
             panels.append(PathPanel(peer.title, pairs, float(np.mean(errors))))
         width = 4
         grid = [panels[i : i + width] for i in range(0, len(panels), width)]
-        return path_grid(grid, PathAxes.of(self.task.spec))
+        return path_grid(grid, PathAxes.of(self.task.spec), limits_of="all")
 
 
 class PeerStudy(Study):
@@ -217,7 +217,8 @@ def curves_figure(runs: Runs, task: Task) -> Figure:
     axes = figure.subplots()
     shown: list[np.ndarray | float] = []
     for i, (peer, found) in enumerate(runs):
-        color = PALETTE[i % len(PALETTE)]
+        wrapped = i >= len(PALETTE)  # then the colours begin anew, but for ours, and lines are dashed
+        color = PALETTE[1 + (i - 1) % (len(PALETTE) - 1)] if i else PALETTE[0]
         curves = [r.csv(CURVES) for r in found]
         for curve in curves:
             errors = 100 * curve["tracking_error_m"]
@@ -230,7 +231,7 @@ def curves_figure(runs: Runs, task: Task) -> Figure:
             100 * mean,
             color=color,
             linewidth=2.4 if peer.name == OURS else 1.6,
-            linestyle="-" if i < len(PALETTE) else "--",
+            linestyle="--" if wrapped else "-",
             label=peer.title,
         )
     log_scale(axes, shown)

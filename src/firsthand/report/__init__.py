@@ -54,7 +54,7 @@ def figures_of(report: RunReport) -> dict[str, Figure]:
     oracle = None if report.oracle is None else report.oracle["random_error_m"]
     made = {
         "learning": figures.learning_curves([report.history], oracle_error_m=oracle, unit=unit),
-        "episodes": figures.path_grid([report.episodes], axes, shared=False, unit=unit),
+        "episodes": figures.path_grid([report.episodes], axes, limits_of="panel", unit=unit),
         "time": figures.time_series(report.series, unit),
     }
     if report.shapes:

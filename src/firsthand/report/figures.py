@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -126,17 +126,27 @@ def _robot_time(axes: Axes, histories: Sequence[History]) -> None:
 
 # Paths.
 
+LimitsOf = Literal["row", "all", "panel"]
+"""Which panels have the same limits."""
+
 
 @styled
 def path_grid(
-    rows: Sequence[Sequence[PathPanel]], path_axes: PathAxes, *, shared: bool = True, unit: Unit = METRES
+    rows: Sequence[Sequence[PathPanel]], path_axes: PathAxes, *, limits_of: LimitsOf = "row", unit: Unit = METRES
 ) -> Figure:
     """Paths (solid) against their references (dashed), one panel each.
 
-    With `shared` the panels of a row have the same limits; without, each has its own, and is square.
+    The panels of a row have the same limits, or all panels, or each has its own and is square.
     """
-    across = max(len(row) for row in rows)
-    limits = [[_limits(row if shared else [panel], path_axes.equal, not shared) for panel in row] for row in rows]
+    across, shared = max(len(row) for row in rows), limits_of != "panel"
+    everything = [panel for row in rows for panel in row]
+    limits = [
+        [
+            _limits({"all": everything, "row": row, "panel": [panel]}[limits_of], path_axes.equal, not shared)
+            for panel in row
+        ]
+        for row in rows
+    ]
     # The panels are placed in inches: a layout engine lets titles and ticks of panels with equal axes overlap.
     width = 2.3 if across > 1 else 3.6
     heights = [width * (_height(row[0]) if path_axes.equal else 0.75) for row in limits]

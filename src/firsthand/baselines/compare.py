@@ -115,10 +115,8 @@ class PeerComparison(Experiment):
                 what = f"error of {row.peer.title} over ours, random references"
                 goals.append(Comparison(what, f"× {row.random_m / ours.random_m:.1f}", row.peer.paper))
         for row, (_, found) in zip(others, runs[1:], strict=True):
-            if row.episodes < self.episodes:
-                theirs, own = lately(found, row.episodes), lately(runs[0][1], row.episodes)
-                if not math.isfinite(own):
-                    continue
+            theirs, own = lately(found, row.episodes), lately(runs[0][1], row.episodes)
+            if row.episodes < self.episodes and math.isfinite(own):
                 goals.append(
                     Comparison(
                         f"{row.peer.title}, {row.episodes} of {self.episodes} episodes: error while learning over ours",

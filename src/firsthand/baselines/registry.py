@@ -58,17 +58,17 @@ _HERE = __name__.rpartition(".")[0]
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=4, own=True),
-        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=4, require=_pid),
-        Peer("ppo", "PPO", f"{_HERE}.sb3:run", seconds=8, extra=(("algorithm", "ppo"),), require=_sb3),
+        Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=5, own=True),
+        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=6, require=_pid),
+        Peer("ppo", "PPO", f"{_HERE}.sb3:run", seconds=5, extra=(("algorithm", "ppo"),), require=_sb3),
         Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=30, extra=(("algorithm", "sac"),), require=_sb3),
-        Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=4, own=True),
+        Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=5, own=True),
         Peer(
             "dreamerv3",
             "DreamerV3, reduced",
             f"{_HERE}.dreamerv3:run",
             setting="reduced",
-            seconds=75,
+            seconds=60,
             paper="× 2",
             few_tests=True,
             require=_dreamerv3,
@@ -89,7 +89,7 @@ PEERS = {
             "TD-MPC2, reduced",
             f"{_HERE}.tdmpc2.job:run",
             setting="reduced",
-            seconds=110,
+            seconds=130,
             paper="× 3",
             few_tests=True,
         ),

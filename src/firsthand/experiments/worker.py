@@ -38,14 +38,15 @@ def perform(folder: Path, report: Report) -> None:
         job = read_job(folder)
         atomic.remove_temporary_files(folder)
         module, _, function = job.runner.partition(":")
+        # Before it runs: the files may be others when it ends.
+        version = {"code": code_digest(job.runner), "commit": commit()}
         began, used = time.monotonic(), sum(os.times()[:4])
         getattr(import_module(module), function)(dict(job.parameters), folder, report)
         done = {
             "seconds": round(time.monotonic() - began, 3),
             "core_seconds": round(sum(os.times()[:4]) - used, 3),  # with the processes that it has started and ended
             "cores": cores(),
-            "code": code_digest(job.runner),
-            "commit": commit(),
+            **version,
         }
         files.write_json(folder / files.DONE, done)
     shutil.rmtree(folder / files.CHECKPOINT, ignore_errors=True)

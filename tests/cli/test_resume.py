@@ -23,11 +23,14 @@ def test_resuming_gives_the_same_bits(preset: str, firsthand: Firsthand, uninter
         assert content["config"]["hyper"].pop("model_rate_end") == 1.0
     (run / "config.json").write_text(json.dumps(content))
     # Only what was not said before: the rest comes from the run.
-    done = firsthand("train", "excavator", "--out", run, "--resume", "--episodes", str(EPISODES), "--no-report")
+    more = ("--resume", "--episodes", str(EPISODES), "--no-report", "--tensorboard")
+    done = firsthand("train", "excavator", "--out", run, *more)
     assert done.returncode == 0, done.stderr
     assert f"{run} has 2 of {EPISODES} episodes." in done.stderr
     assert "Note: optax was 0.0.1 when the run started" in done.stderr
     assert_same(run, uninterrupted(preset))
+    (events,) = (run / "tensorboard").iterdir()
+    assert events.read_bytes().count(b"tracking_error_m") == EPISODES
 
 
 @pytest.mark.slow

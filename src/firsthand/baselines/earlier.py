@@ -134,6 +134,7 @@ def trained(robots: Any, parameters: dict[str, Any], report: Report) -> Any:
     """PPO on the simulated robots."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.vec_env import VecNormalize
 
     total, seed = parameters["steps"], parameters["seed"]
@@ -152,6 +153,7 @@ def trained(robots: Any, parameters: dict[str, Any], report: Report) -> Any:
         def _on_step(self) -> bool:
             return True
 
+    model.set_logger(Logger(None, []))  # its own would leave a folder in /tmp
     model.learn(total, callback=Shown())
     return model
 

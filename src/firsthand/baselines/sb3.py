@@ -62,6 +62,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     import torch
     from stable_baselines3 import PPO, SAC
     from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
     torch.set_num_threads(1)  # such small networks gain nothing from more
@@ -103,6 +104,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
                     watch.restart()
             return view.episode < parameters["episodes"]
 
+    model.set_logger(Logger(None, []))  # its own would leave a folder in /tmp
     model.learn(steps, callback=Episodes())
     ledger.test(parameters["episodes"], act)
     count = sum(p.numel() for p in model.policy.parameters() if p.requires_grad)

@@ -56,6 +56,8 @@ class Train:
     """Before each new policy: `ask` in the terminal, ask at the live `page`, or through a file."""
     dashboard: _Switch = False
     """Show the live page while training; see also: firsthand dashboard."""
+    tensorboard: _Switch = False
+    """Write TensorBoard event files to the run's folder, too."""
     no_report: _Switch = False
     """Leave out the evaluation and the HTML report at the end."""
     eta: _Number = None
@@ -92,6 +94,10 @@ class Train:
             from ..dashboard import check_installed
 
             check_installed()
+        if self.tensorboard:
+            from ..training import tensorboard
+
+            tensorboard.check_installed()
         # Also when resuming: a misspelt robot is said before a missing folder.
         config = TrainingConfig.of(
             self.robot,
@@ -129,6 +135,7 @@ class Train:
                     stop_on_interrupt(trainer, display, resume_command(config, run)),
                     display,
                     self._page(run.path),
+                    self._events(trainer),
                     control.serving(trainer),
                 ):
                     trainer.train()
@@ -186,6 +193,16 @@ class Train:
         from ..dashboard.child import beside
 
         return beside(run)
+
+    def _events(self, trainer: Any) -> Any:
+        """TensorBoard's event files beside the metrics, if they were asked for."""
+        if not self.tensorboard:
+            return contextlib.nullcontext()
+        from ..training.tensorboard import EventFiles
+
+        events = EventFiles(trainer.run.path / "tensorboard", trainer.run.read_metrics())
+        trainer.callbacks = (*trainer.callbacks, events)
+        return contextlib.closing(events)
 
     def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

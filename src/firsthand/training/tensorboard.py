@@ -1,0 +1,67 @@
+"""The metrics of a run as TensorBoard event files, for labs that watch all their runs there."""
+
+import importlib.util
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..runs import atomic
+from .callbacks import Callback, EpisodeSummary
+
+
+def check_installed() -> None:
+    """Raise `UserError` where the package is missing."""
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise UserError("TensorBoard event files need tensorboardX: pip install 'firsthand[tensorboard]'.")
+
+
+class EventFiles(Callback):
+    """Every number of metrics.jsonl as a scalar of the same name, over episodes.
+
+    The folder is written anew from the lines that are there, so that it never holds what a resumed run has dropped.
+    """
+
+    def __init__(self, folder: Path, metrics: Iterable[Mapping[str, Any]]) -> None:
+        check_installed()
+        # Not the package's SummaryWriter: its thread writes later, and keeps a full disk to itself.
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self.folder = folder
+        atomic.make_folder(folder)
+        try:
+            for old in folder.glob("events.out.tfevents.*"):
+                old.unlink()
+            self.writer = EventsWriter(str(folder / "events"))
+        except OSError as error:
+            raise self._failed(error) from error
+        self._add(metrics)
+
+    def after_episode(self, trainer: Any, summary: EpisodeSummary) -> None:
+        """Add the episode, at once: somebody is watching."""
+        self._add([summary.metrics])
+
+    def close(self) -> None:
+        """Finish the file."""
+        self.writer.close()
+
+    def _add(self, metrics: Iterable[Mapping[str, Any]]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        try:
+            for line in metrics:
+                values = [
+                    Summary.Value(tag=name, simple_value=value)
+                    for name, value in line.items()
+                    if name != "episode" and isinstance(value, int | float)  # also true and false; null is left out
+                ]
+                summary = Summary(value=values)
+                self.writer.write_event(Event(wall_time=time.time(), step=line["episode"], summary=summary))
+            self.writer.flush()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> UserError:
+        return UserError(f"cannot write to {self.folder}: {atomic.cause(error)}.")

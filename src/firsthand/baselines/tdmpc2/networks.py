@@ -193,7 +193,7 @@ class Draw(NamedTuple):
     action: Float[Array, "*batch action"]
     """The action, in [−1, 1]."""
     entropy: Float[Array, "*batch"]
-    """−log π(action): one draw's estimate of the entropy."""
+    """One draw's estimate of the entropy before tanh, which is what the official code rewards."""
 
 
 def draw_action(
@@ -204,6 +204,4 @@ def draw_action(
     share = 0.5 * (jnp.tanh(log_std) + 1)
     log_std = config.log_std_low + (config.log_std_high - config.log_std_low) * share
     action = jnp.tanh(mean + noise * jnp.exp(log_std))
-    log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
-    log_slope = jnp.log(1 - action**2 + 1e-6)
-    return Draw(action, -jnp.sum(log_normal - log_slope, axis=-1))
+    return Draw(action, jnp.sum(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi), axis=-1))

@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -21,10 +22,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "disabled")
 
 import numpy as np
-from dm_control import suite
 
 from firsthand.baselines import tdmpc2
 from firsthand.runs import atomic, packed
+
+try:
+    from dm_control import suite
+except ImportError:
+    sys.exit("cartpole needs dm_control: run `make peers` first.")
 
 REPEAT = 2
 EPISODE = 1000
@@ -103,7 +108,7 @@ def write_results(out: Path, rows: list[dict], arguments: argparse.Namespace, ag
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "tdmpc2" / "cartpole")
+    parser.add_argument("--out", type=Path, default=Path("experiments/cartpole"))
     parser.add_argument("--checkpoint", type=Path, help="default: OUT/checkpoint.safetensors")
     parser.add_argument("--setting", choices=("default", "official_smallest", "reduced"), default="default")
     parser.add_argument("--seed", type=int, default=1)
@@ -121,10 +126,11 @@ def main() -> None:
     rows: list[dict] = []
     if checkpoint.exists():
         arrays, info = packed.unpack(checkpoint.read_bytes())
-        if info["setting"] != arguments.setting:
-            parser.error(f"{checkpoint} is of the setting {info['setting']}, not {arguments.setting}")
+        for name in ("setting", "seed"):
+            if info[name] != getattr(arguments, name):
+                parser.error(f"{checkpoint} is of the {name} {info[name]}, not {getattr(arguments, name)}")
         agent.restore(arrays)
-        rows = info["rows"]
+        rows = [row for row in info["rows"] if row["explore"]]  # a longer run is tested again at its end
         print(f"going on after {len(rows)} episodes", flush=True)
 
     wall_before, cpu_before = (rows[-1]["wall_s"], rows[-1]["cpu_s"]) if rows else (0.0, 0.0)
@@ -155,7 +161,7 @@ def main() -> None:
         )
         write_results(out, rows, arguments, agent)
         if (episode + 1) % CHECKPOINT_EPISODES == 0 or episode == episodes - 1:
-            info = {"setting": arguments.setting, "rows": rows}
+            info = {"setting": arguments.setting, "seed": arguments.seed, "rows": rows}
             atomic.write_bytes(checkpoint, packed.pack(agent.snapshot(), info))
     print(json.dumps(write_results(out, rows, arguments, agent), indent=2))
 

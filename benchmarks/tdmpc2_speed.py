@@ -24,6 +24,7 @@ from rich.table import Table
 from firsthand.baselines import tdmpc2
 from firsthand.runs import atomic
 
+SETTINGS = ("default", "official_smallest", "reduced")
 OBSERVATION, ACTION, EPISODE = 5, 1, 500
 OFFICIAL = {"parameters": 1.2e6, "action_ms": 410.0, "steps_per_s": 1.4}
 """The official PyTorch code, one core, smallest size: parameters, time per action, steps/s with one update each."""
@@ -75,7 +76,7 @@ def measure(name: str, repeats: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--settings", nargs="+", default=["default", "official_smallest", "reduced"])
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = [measure(name, arguments.repeats) for name in arguments.settings]

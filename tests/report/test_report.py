@@ -250,7 +250,7 @@ def test_the_oracle_is_shown_and_doubted_where_it_is_beaten(finished, monkeypatc
     monkeypatch.setattr(RestoredRun, "oracle", lambda self: OracleResult(**known))
     text = words_of(finished)
     assert "reaches 1.23 cm" in text
-    assert "do not read this as a triumph" in text
+    assert "which is no lower bound" in text
 
 
 def test_several_runs_on_one_page(finished, copied, tmp_path):

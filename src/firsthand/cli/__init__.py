@@ -1,4 +1,4 @@
-"""The command line: `firsthand train | evaluate | report | characterize`."""
+"""The command line: `firsthand COMMAND`, a module here for each."""
 
 import io
 import os

@@ -210,8 +210,8 @@ def _table(report: RunReport, evaluation: Evaluation) -> str:
     warning = ""
     if report.oracle is not None and evaluation.overall.mean_error_m < report.oracle["shapes_error_m"]:
         warning = (
-            '<p class="warning">The policy is better than the oracle: the oracle has failed (its budget was too '
-            "small); do not read this as a triumph.</p>\n"
+            '<p class="warning">The policy is better than the oracle, which is no lower bound: its '
+            "budget is limited.</p>\n"
         )
     return (
         "<h2>The metrics of the paper’s table 1</h2>\n"

@@ -123,7 +123,7 @@ def test_a_step_that_can_be_stopped_uses_exactly_the_distance(distance, bend):
 
 
 def test_commands_inside_the_limits_pass_bit_for_bit():
-    wide = Gate(SPEC, GateLimits.wide(SPEC))
+    wide = Gate(SPEC, GateLimits.wide(SPEC, (0.0, 1.0)))
     rng = np.random.default_rng(0)
     state = wide.start()
     for _ in range(100):
@@ -246,8 +246,26 @@ def test_reduced_authority_shrinks_the_range_around_neutral():
 
 
 def test_limits_survive_json_and_name_what_is_wrong():
-    assert GateLimits.from_json(GateLimits.wide(SPEC).to_json(), SPEC) == GateLimits.wide(SPEC)
-    assert GateLimits.from_json('{"joint_margin": 0.1}', SPEC).joint_margin == 0.1
+    wide = GateLimits.wide(SPEC, (0.0, 1.0))
+    assert GateLimits.from_json(wide.to_json(), SPEC) == wide
+    assert GateLimits.from_json('{"joint_margin": 0.1}', SPEC, (0.0, 1.0)).joint_margin == 0.1
     for text, word in (("[]", "object"), ("{", "JSON"), ('{"rat": 1}', "fields"), ('{"rate": [1, -2]}', "rate")):
         with pytest.raises(SpecError, match=word):
-            GateLimits.from_json(text, SPEC)
+            GateLimits.from_json(text, SPEC, (0.0, 1.0))
+
+
+def test_neutral_is_not_guessed():
+    def pump(low: float, high: float) -> ControlSpec:
+        return dataclasses.replace(
+            SPEC, limits=dataclasses.replace(SPEC.limits, command_low=(-1.0, low), command_high=(1.0, high))
+        )
+
+    assert GateLimits.of(pump(-1.0, 1.0)).neutral == (0.0, 0.0)
+    assert GateLimits.of(pump(-1.0, 3.0)).neutral == (0.0, 0.0)
+    for low, high in ((0.0, 1.0), (-1.0, 0.0), (4.0, 20.0)):
+        with pytest.raises(SpecError, match=rf"'b' \({low:g} to {high:g}\) does nothing: give neutral_command"):
+            GateLimits.of(pump(low, high))
+        with pytest.raises(SpecError, match="does nothing"):
+            GateLimits.wide(pump(low, high))
+        named = GateLimits.from_json(f'{{"neutral": [0.0, {low}]}}', pump(low, high))
+        assert named.neutral == GateLimits.of(pump(low, high), (0.0, low)).neutral == (0.0, low)

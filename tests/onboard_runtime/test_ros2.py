@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from firsthand_onboard import SpecError
-from firsthand_onboard.ros2 import sources
+from firsthand_onboard.ros2 import neutral_of, sources
 from firsthand_onboard.toy import toy_spec
 
 from .processes import connect, free_port, random_policy, send_policy, wait_for
@@ -158,6 +158,18 @@ def test_names_of_measured_quantities_name_joints():
     layout = dataclasses.replace(spec.layout, measured=("a", "b.position", "c.velocity", "d.velocity"))
     with pytest.raises(SpecError, match=r"joint\.position"):
         sources(dataclasses.replace(spec, layout=layout))
+
+
+def test_neutral_is_what_is_given_or_zero_where_that_is_sure():
+    spec = toy_spec()
+    assert neutral_of(spec, "").tolist() == [0.0, 0.0]
+    assert neutral_of(spec, "0.5,-0.5").tolist() == [0.5, -0.5]
+    for text in ("0.5", "a,b", "nan,0"):
+        with pytest.raises(SpecError, match="2 numbers"):
+            neutral_of(spec, text)
+    pump = dataclasses.replace(spec, limits=dataclasses.replace(spec.limits, command_low=(0.0, -1.0)))
+    with pytest.raises(SpecError, match="neutral="):
+        neutral_of(pump, "")
 
 
 @pytest.fixture

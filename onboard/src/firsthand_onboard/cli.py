@@ -154,7 +154,7 @@ def _serve(given: argparse.Namespace) -> int:
     try:
         spec = _spec(given, machine)
         if given.wide_limits:
-            limits = GateLimits.wide(spec)
+            limits = GateLimits.wide(spec, machine.neutral_command)
         elif given.limits is not None:
             limits = GateLimits.from_json(
                 _text(given.limits, "limits"), spec, machine.neutral_command, machine.directions

@@ -94,11 +94,11 @@ class GateLimits:
     def of(spec: ControlSpec, neutral: Any = None, directions: Any = None, **changes: Any) -> GateLimits:
         """Careful limits for a robot: full range in 0.2 s, and joint margins where it is known what a channel moves.
 
-        `directions` has (joint, sign) per channel, as the machine declares them; without it nothing is assumed, and
-        the joint margins do nothing.
+        `neutral` may be left out where `assumed_neutral` knows it. `directions` has (joint, sign) per channel, as the
+        machine declares them; without it nothing is assumed, and the joint margins do nothing.
         """
         low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
-        middle = (low + high) / 2 if neutral is None else np.asarray(neutral, float)
+        middle = assumed_neutral(spec) if neutral is None else np.asarray(neutral, float)
         rate = (high - low) / 0.2
         pairs = ((-1, 1),) * len(low) if directions is None else directions
         fields: dict[str, Any] = {
@@ -114,10 +114,10 @@ class GateLimits:
         return GateLimits(**{**fields, **changes})
 
     @staticmethod
-    def wide(spec: ControlSpec) -> GateLimits:
+    def wide(spec: ControlSpec, neutral: Any = None) -> GateLimits:
         """Only what a simulation has too: finite commands inside their range."""
         free = (math.inf,) * spec.layout.num_commands
-        return GateLimits.of(spec, rate=free, acceleration=free, joint_margin=0.0, command_age_s=math.inf)
+        return GateLimits.of(spec, neutral, rate=free, acceleration=free, joint_margin=0.0, command_age_s=math.inf)
 
     def to_json(self) -> str:
         """As JSON; an infinite number becomes null."""
@@ -139,6 +139,21 @@ class GateLimits:
             return GateLimits.of(spec, fields.pop("neutral", neutral), directions, **fields)
         except TypeError as error:
             raise SpecError(f"the gate's limits hold a value of the wrong kind: {error}") from None
+
+
+def assumed_neutral(spec: ControlSpec) -> np.ndarray:
+    """Zero, where it lies inside every command's range: a signed command does nothing there. Else `SpecError`.
+
+    Of a command from 0 to 1 nobody can say: a pump stands at 0, a valve perhaps at 0.5.
+    """
+    limits = spec.limits
+    for name, low, high in zip(spec.layout.commands, limits.command_low, limits.command_high):  # noqa: B905
+        if not low < 0 < high:
+            raise SpecError(
+                f"nobody says at which value the command {name!r} ({low:g} to {high:g}) does nothing: "
+                "give neutral_command in the machine's class, or neutral in the limits"
+            )
+    return np.zeros(len(limits.command_low))
 
 
 def _replace(value: Any, old: Any, new: Any) -> Any:

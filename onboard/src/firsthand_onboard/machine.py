@@ -23,7 +23,8 @@ class Machine(Protocol):
     May also have:
 
     - `spec`: the machine's ControlSpec, so that `serve` needs no `--spec`;
-    - `neutral_command`: the command that means neutral (default: the middle of the range);
+    - `neutral_command`: the command that means neutral (default: zero, where every command's range has zero inside;
+      otherwise it must be given here or in the limits);
     - `directions`: per command channel (joint, sign): which position it moves (an index into `layout.position`, or -1),
       and 1 if a command above neutral moves it up, -1 if down; the gate's joint margins need it;
     - `homing`: a `firsthand_onboard.homing.Homing`, or its fields as a dict: where home is and how to go there between

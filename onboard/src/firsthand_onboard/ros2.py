@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .gate import assumed_neutral
 from .machine import MachineError
 from .spec import ControlSpec, SpecError
 
@@ -34,6 +35,22 @@ def sources(spec: ControlSpec) -> list[tuple[str, str]]:
             raise SpecError(f"layout.measured has {name!r}, but ROS 2 needs names like joint.position")
         pairs.append((joint, field))
     return pairs
+
+
+def neutral_of(spec: ControlSpec, text: str) -> np.ndarray:
+    """The neutral command: numbers with commas between them, or what may be assumed."""
+    if not text:
+        try:
+            return assumed_neutral(spec).astype(np.float32)
+        except SpecError as error:
+            raise SpecError(f"{str(error).partition(':')[0]}: give --machine-option neutral=0,0,…") from None
+    try:
+        values = np.asarray([float(value) for value in text.split(",")], np.float32)
+    except ValueError:
+        values = np.zeros(0, np.float32)
+    if values.shape != (spec.layout.num_commands,) or not np.isfinite(values).all():
+        raise SpecError(f"neutral is {text!r}, but must be {spec.layout.num_commands} numbers with commas between them")
+    return values
 
 
 class Ros2Machine:
@@ -57,10 +74,7 @@ class Ros2Machine:
             raise SpecError(f"the ROS 2 bridge needs rclpy, sensor_msgs and std_msgs of a ROS 2: {error}") from None
         self.spec = ControlSpec.from_json(Path(spec).read_text())
         self._sources = sources(self.spec)
-        low, high = np.asarray(self.spec.limits.command_low), np.asarray(self.spec.limits.command_high)
-        self.neutral_command = (
-            np.asarray([float(v) for v in neutral.split(",")]) if neutral else (low + high) / 2
-        ).astype(np.float32)
+        self.neutral_command = neutral_of(self.spec, neutral)
         self._patience = float(patience_s)
         self._context = rclpy.Context()
         rclpy.init(context=self._context)

@@ -59,6 +59,12 @@ def declared_homing(machine: Any) -> str | None:
     return homing.to_json() if isinstance(homing, Homing) else json.dumps(homing, default=lambda v: v.tolist())
 
 
+def declared_directions(machine: Any) -> list[tuple[int, int]] | None:
+    """The `directions` that a machine declares, as plain numbers; None where it declares none."""
+    directions = getattr(machine, "directions", None)
+    return None if directions is None else [(int(joint), int(sign)) for joint, sign in directions]
+
+
 class Watchdog:
     """The process that owns the machine."""
 
@@ -79,7 +85,15 @@ class Watchdog:
         """Until the loop is gone or SIGTERM comes; the machine is left in neutral."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._stop)
-        self._neutral()
+        try:
+            self._neutral()
+            self._listen()
+        finally:  # whatever a driver does, also sys.exit
+            self._neutral()
+            with contextlib.suppress(Exception):
+                self.machine.close()
+
+    def _listen(self) -> None:
         while not self.stopping:
             left = self.heard + self.timeout_s - time.monotonic()
             self.channel.settimeout(max(left, 1e-4) if self.moving else self.timeout_s)
@@ -97,9 +111,6 @@ class Watchdog:
                 self._neutral()  # again and again: the machine may have a timeout of its own
             if data is not None:
                 self.handle(data)
-        self._neutral()
-        with contextlib.suppress(Exception):
-            self.machine.close()
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
@@ -109,7 +120,7 @@ class Watchdog:
         kind, number = HEAD.unpack_from(data)
         values = np.frombuffer(data, "<f8", offset=HEAD.size)
         if kind == READ:
-            self._answer(number, self._call(self.machine.read))
+            self._answer(number, self._call(self._read))
         elif kind == WRITE:
             if not self.tripped:
                 self.moving = True
@@ -123,20 +134,26 @@ class Watchdog:
         elif kind == RESET:
             self.moving = False
             self._call(self.machine.reset, values)
-            self._answer(number, self._call(self.machine.read))
+            self._answer(number, self._call(self._read))
         elif kind == DESCRIBE:
-            spec = getattr(self.machine, "spec", None)
-            neutral = getattr(self.machine, "neutral_command", None)
-            described = {
-                "spec": None if spec is None else spec.to_json(),
-                "neutral": None if neutral is None else np.asarray(neutral, float).tolist(),
-                "directions": getattr(self.machine, "directions", None),
-                "homing": declared_homing(self.machine),
-                "lock_step": bool(getattr(self.machine, "lock_step", False)),
-                "can_reset": hasattr(self.machine, "reset"),
-                "timeout_s": self.timeout_s,
-            }
-            self.channel.send(HEAD.pack(ANSWER, number) + json.dumps(described).encode())
+            self._answer(number, self._call(self._describe))
+
+    def _read(self) -> bytes:
+        return np.asarray(self.machine.read(), "<f8").tobytes()
+
+    def _describe(self) -> bytes:
+        spec = getattr(self.machine, "spec", None)
+        neutral = getattr(self.machine, "neutral_command", None)
+        described = {
+            "spec": None if spec is None else spec.to_json(),
+            "neutral": None if neutral is None else np.asarray(neutral, float).tolist(),
+            "directions": declared_directions(self.machine),
+            "homing": declared_homing(self.machine),
+            "lock_step": bool(getattr(self.machine, "lock_step", False)),
+            "can_reset": hasattr(self.machine, "reset"),
+            "timeout_s": self.timeout_s,
+        }
+        return json.dumps(described).encode()
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         try:
@@ -154,13 +171,13 @@ class Watchdog:
             self.failure = f"neutral failed, {type(error).__name__}: {error}"[:500]
             self.tripped = True
 
-    def _answer(self, number: int, values: Any) -> None:
+    def _answer(self, number: int, content: bytes | None) -> None:
         with contextlib.suppress(OSError):
             if self.failure:
                 self.channel.send(HEAD.pack(FAILED, number) + self.failure.encode())
             else:
                 kind = TRIPPED if self.tripped else ANSWER
-                self.channel.send(HEAD.pack(kind, number) + np.asarray(values, "<f8").tobytes())
+                self.channel.send(HEAD.pack(kind, number) + (content or b""))
 
 
 class WatchedMachine:

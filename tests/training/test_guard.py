@@ -13,6 +13,8 @@ import pytest
 from firsthand.cli.train import Train
 from firsthand.errors import UserError
 from firsthand.learner import Hyperparameters, LearnerState, Rollout
+from firsthand.logs import Transitions
+from firsthand.models import Policy
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import SimulatedRobot
 from firsthand.runs import RunFolder
@@ -27,6 +29,8 @@ from firsthand.training.guard import (
     forecast,
     judged,
 )
+from firsthand.training.loop import policy_arrays
+from firsthand.training.prior import Prior
 from firsthand_onboard.toy import toy_spec
 
 SETTINGS = GuardSettings()
@@ -165,6 +169,12 @@ def ran(trainer: Trainer, episode: int) -> bytes:
     return b"".join(arrays[name].tobytes() for name in sorted(arrays) if name.startswith("policy"))
 
 
+def weights(policy: Policy) -> bytes:
+    """The same of a policy in memory."""
+    arrays = policy_arrays(policy)
+    return b"".join(arrays[name].tobytes() for name in sorted(arrays))
+
+
 def test_a_spoilt_policy_does_not_run(trainer):
     made = trainer(SETTINGS)
     made.run_episode()
@@ -226,3 +236,18 @@ def test_approval_by_file(tmp_path, word, answer):
 def test_settings_say_what_is_wrong(field):
     with pytest.raises(UserError, match=field):
         GuardSettings(**{field: -1.0})
+
+
+def test_a_policy_that_learned_from_a_log_is_what_the_guard_remembers(trainer):
+    rng = np.random.default_rng(0)
+    states, commands = rng.uniform(-1, 1, (240, 2)), rng.uniform(-1, 1, (240, 1))
+    following = states[:, :1] + 0.1 * commands
+    rows = Transitions(*(part.astype(np.float32) for part in (states, commands, following)))
+    made = trainer(SETTINGS)
+    hyper = dataclasses.replace(HYPER, imagined=4)
+    config = dataclasses.replace(made.config, hyper=hyper)
+    prior = Prior(taken=(rows,))
+    made = Trainer(made.robot, config, made.run, made.callbacks, prior)
+    untrained = weights(made.state.policy)
+    made.run_episode()
+    assert weights(made.callbacks[0]._ran) == weights(made.callbacks[0]._good) == ran(made, 1) != untrained

@@ -91,11 +91,11 @@ class Trainer:
     def run_episode(self) -> EpisodeSummary:
         """One episode of Algorithm 1, then its files."""
         self.phase = ""
+        task, hyper = self.task, self.config.hyper
+        if self.episode == 0:  # before the callbacks, which look at the policy that is about to run
+            self.state = self.prior.warm_start(self.state, task, hyper, seed=self.config.seed)
         for callback in self.callbacks:
             callback.before_episode(self, self.episode + 1)
-        task, hyper = self.task, self.config.hyper
-        if self.episode == 0:
-            self.state = self.prior.warm_start(self.state, task, hyper, seed=self.config.seed)
         policy = self.state.policy
         rng = np.random.Generator(np.random.Philox(key=[self.config.seed, self.episode]))
 

@@ -1,11 +1,13 @@
 """The watchdog process and the loop's way around it, with drivers that misbehave."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from firsthand_onboard import watchdog
 from firsthand_onboard.machine import MachineError
 from firsthand_onboard.watchdog import WatchedMachine
 
@@ -78,3 +80,58 @@ def test_directions_may_be_an_array(driven: Driven):
 def test_what_a_driver_declares_wrongly_is_told(driven: Driven):
     with pytest.raises(MachineError, match="did not start: TypeError"):
         driven(declared="directions = (1, 2)")
+
+
+class Stuck:
+    """A process that hangs in the kernel: it takes a signal and does not end."""
+
+    pid = -1
+
+    def kill(self) -> None:
+        pass
+
+    def poll(self) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> None:
+        assert timeout is not None, "this would wait forever"
+        raise subprocess.TimeoutExpired("watchdog", timeout)
+
+
+def test_neutral_does_not_wait_for_a_watchdog_that_cannot_be_ended(driven: Driven, tmp_path):
+    machine = driven()
+    process, machine.process = machine.process, Stuck()  # pyright: ignore[reportAttributeAccessIssue]
+    process.kill()
+    process.wait(30)
+    before = len(did(tmp_path))
+    machine.neutral()
+    assert did(tmp_path)[before:] == ["neutral"]
+    with pytest.raises(MachineError, match="cannot be ended"):
+        machine.resume()  # two processes must not own one machine
+    machine.process = process
+    machine.resume()
+    assert machine.read().tolist() == [1.0, 2.0]
+
+
+def test_a_machine_that_cannot_be_reached_any_more_is_tried_again_but_not_all_the_time(driven: Driven, tmp_path):
+    machine = driven()
+    tries, load = [], watchdog.load_machine
+
+    def fails(*arguments):
+        tries.append(arguments)
+        raise OSError("no such port")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watchdog, "load_machine", fails)
+        patch.setattr(watchdog, "RETRY_S", 1000.0)
+        machine.process.kill()
+        machine.process.wait(30)
+        for _ in range(20):
+            machine.neutral()
+        assert len(tries) == 1
+        machine._try_at = 0.0
+        patch.setattr(watchdog, "load_machine", load)
+        before = len(did(tmp_path))
+        for _ in range(3):
+            machine.neutral()
+        assert did(tmp_path)[before:] == ["neutral"] * 3

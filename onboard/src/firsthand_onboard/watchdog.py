@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -33,6 +34,12 @@ MOST = 200_000
 STARTUP_S = 120.0
 """A machine that is a simulation may have to compile first."""
 LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.002, 10.0
+KILL_S = 0.05
+"""A killed process that is not gone after this hangs in the kernel: neutral does not wait for it."""
+RETRY_S = 1.0
+"""How often a connection to the machine is tried again where the watchdog is lost and none could be made."""
+
+log = logging.getLogger("firsthand-onboard")
 
 
 def timeout_for(period_s: float, lock_step: bool) -> float:
@@ -194,13 +201,17 @@ class WatchedMachine:
         check_timeout(timeout_s)
         self.name, self.options = name, options
         self._wanted_timeout, self._period = timeout_s, period_s
+        self._lost = False
         self._direct: Any = None
+        self._try_at, self._said = 0.0, ""
         self._number = 0
         self._priority = 0
         self.start()
 
     def start(self) -> None:
         """Start the watchdog process; the machine is in neutral when this returns."""
+        if self._lost and self.process.poll() is None:
+            raise MachineError(f"the lost watchdog, process {self.process.pid}, cannot be ended")
         self._close_direct()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "firsthand_onboard.watchdog", "--fd", str(theirs.fileno())]
@@ -218,12 +229,12 @@ class WatchedMachine:
         finally:
             theirs.close()
         self._channel = ours
+        self._lost = False
         self.patience_s = STARTUP_S
         try:
             described = json.loads(self._ask(DESCRIBE))
         except (MachineError, OSError) as error:
-            self.process.kill()
-            self.process.wait()
+            self._kill()
             raise MachineError(f"the machine {self.name!r} did not start: {error}") from None
         self.spec = ControlSpec.from_json(described["spec"]) if described["spec"] else None
         self.neutral_command = described["neutral"]
@@ -254,18 +265,15 @@ class WatchedMachine:
 
     def neutral(self) -> None:
         """Neutral, and a sign of life. Never raises: it is what is called when everything else has failed."""
-        if self._direct is not None:
-            with contextlib.suppress(Exception):
-                self._direct.neutral()
+        if self._lost:
+            self._neutral_from_here()
             return
-        try:
+        with contextlib.suppress(MachineError):  # then it is in neutral already
             self._send(HOLD)
-        except MachineError:
-            self.rescue()
 
     def resume(self) -> None:
         """The operator has acknowledged: take commands again, with a new watchdog if the old one is gone."""
-        if self._direct is not None or self.process.poll() is not None:
+        if self._lost or self.process.poll() is not None:
             self.start()
         self._send(RESUME)
 
@@ -275,18 +283,35 @@ class WatchedMachine:
 
     def rescue(self) -> None:
         """The watchdog is lost: end it, and bring the machine to neutral from here."""
-        if self._direct is not None:
+        if self._lost:
             return
-        self.process.kill()
-        self.process.wait()
+        self._lost, self._try_at = True, 0.0
+        self._kill()
         self._channel.close()
-        with contextlib.suppress(Exception):  # if this fails too, the machine's own timeout is left
-            self._direct = load_machine(self.name, self.options)
-            self._direct.neutral()
+        self._neutral_from_here()
+
+    def _kill(self) -> None:
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(KILL_S)
+
+    def _neutral_from_here(self) -> None:
+        """If this fails too, the machine's own timeout is left; it is tried again with the next neutral."""
+        try:
+            if self._direct is None and time.monotonic() >= self._try_at:
+                self._direct = load_machine(self.name, self.options)
+            if self._direct is not None:
+                self._direct.neutral()
+        except Exception as error:  # a driver may raise anything
+            if self._direct is None:
+                self._try_at = time.monotonic() + RETRY_S
+            if str(error) != self._said:
+                log.error("the watchdog is lost, and neutral from here failed: %s", error)
+            self._said = str(error)
 
     def close(self) -> None:
         """Neutral, and the end of the watchdog."""
-        if self._direct is not None:
+        if self._lost:
             self.neutral()
             self._close_direct()
             return
@@ -294,8 +319,7 @@ class WatchedMachine:
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self._kill()
 
     def _close_direct(self) -> None:
         if self._direct is not None:
@@ -304,7 +328,7 @@ class WatchedMachine:
             self._direct = None
 
     def _send(self, kind: int, values: Any = ()) -> None:
-        if self._direct is not None:
+        if self._lost:
             raise MachineError("the watchdog is lost")
         self._number += 1
         try:

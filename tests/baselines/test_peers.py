@@ -105,7 +105,7 @@ def write_books(folder, errors, *, computing=1.0, random_m=0.02):
     test = {"episode": tested, "random_m": error, "shapes_m": error, "act_ms": np.full(len(tested), 0.5)}
     files.write_csv(folder / MARKS, {**test, "random_max_m": 5 * error, "shapes_max_m": 5 * error})
     path = np.stack([np.linspace(4, 6, 50), np.full(50, 1.5)], axis=1)
-    files.write_arrays(folder / PATHS, {"line.reference": path, "line.path": path + 0.01})
+    files.write_arrays(folder / PATHS, {"line.reference": path, "line.path": path + random_m})
     files.write_json(folder / FACTS, {"parameters": 5, "memory_mb": 100, "setting": "none", "steps": 1250 * count})
 
 
@@ -163,11 +163,29 @@ def test_a_folder_takes_more_peers_and_seeds_and_shows_what_has_only_begun(tmp_p
     assert table["episodes"] == [40, 40, 40, 7]
     assert "× 15.0 (30 cm)" in [row.measured for row in finding.rows]
     assert finding.summary[0]["random cm"][-1] == "–"
-    assert "--peers pid,ppo,tdmpc2:default" in (second.path / "finding.md").read_text()
+    said = (second.path / "finding.md").read_text()
+    assert "--peers ppo --episodes 40 --seeds 2; " in said
+    assert "--peers pid,tdmpc2:default --episodes 40 --seeds 1" in said
+    assert table["learning_m"] == [0.02, 0.02, 0.5, 0.3]
+    runs = finding.tables["runs"]
+    assert runs["finished"] == [1, 1, 1, 1, 0]
+    assert runs["commit"] == [*["none"] * 4, ""]
     with pytest.raises(UserError, match="no episode of ours in a comparison of 20 episodes"):
         compare.PeerStudy(
             tmp_path / "study", compare.PeerComparison("excavator", task, chosen("ppo"), 20), Size("full", 1)
         ).conclude()
+
+
+def test_the_paths_are_those_of_the_seed_in_the_middle(tmp_path):
+    _, task = plant_and_task("excavator")
+    comparison, results = compare.PeerComparison("excavator", task, chosen("ppo"), 40), []
+    for job, error in zip(comparison.jobs(Size("full", 3)), (0.3, 0.1, 0.2, 3.0, 2.0, 1.0), strict=True):
+        write_books(tmp_path / job.id, np.full(40, error), random_m=error)
+        results.append(Result(job, tmp_path / job.id))
+    figure = comparison.conclude(Size("full", 3), results).figures["paths"]
+    titles = " ".join(axes.get_title("left") or axes.get_title() for axes in figure.axes)
+    assert f"{100 * 2**0.5 * 0.2:.1f} cm" in titles
+    assert f"{100 * 2**0.5 * 2:.1f} cm" in titles
 
 
 def test_unfinished_seeds_are_compared_where_all_of_them_are(tmp_path):
@@ -200,7 +218,7 @@ def test_every_peer_has_a_runner_that_exists():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ours", "pid", "imagination", "tdmpc2"])
+@pytest.mark.parametrize("name", ["ours", "paper", "still", "pid", "imagination", "tdmpc2"])
 def test_a_peer_leaves_its_books(name, tmp_path):
     _, task = plant_and_task("excavator", tiny=True)
     comparison = compare.PeerComparison("excavator", task, chosen(name), 2)
@@ -210,7 +228,7 @@ def test_a_peer_leaves_its_books(name, tmp_path):
         result = Result(job, study.folder(job))
     row = rows.row_of(PEERS[name], [result], task)
     assert np.isfinite([row.random_m, row.shapes_m, row.computing_s, row.act_ms, row.memory_mb]).all()
-    assert (row.updates > 0) == (name != "pid")
+    assert (row.updates > 0) == (name not in ("pid", "still"))
     assert list(result.csv(CURVES)["episode"]) == [1, 2]
 
 

@@ -21,6 +21,7 @@ from .ledger import CURVES, PATHS
 from .registry import OURS, PEERS, Peer
 from .rows import (
     DROP,
+    LATELY,
     Row,
     Runs,
     as_columns,
@@ -30,6 +31,7 @@ from .rows import (
     grouped,
     lately,
     row_of,
+    run_columns,
     test_columns,
 )
 
@@ -77,6 +79,12 @@ class PeerComparison(Experiment):
         tiny = " --tiny" if size.name == "tiny" else ""
         return f"firsthand compare {self.robot} --peers {names} --episodes {self.episodes} --seeds {seeds}{tiny}"
 
+    def _commands(self, rows: list[Row], size: Size) -> str:
+        """One command for all that have as many seeds."""
+        seeds = sorted({row.seeds for row in rows if row.peer.name != OURS}, reverse=True)
+        groups = [(count, [row.peer for row in rows if row.seeds == count]) for count in seeds]
+        return "; ".join(self._command(peers, count, size) for count, peers in groups)
+
     def conclude(self, size: Size, results: list[Result]) -> Finding:
         """Curves, paths, table."""
         runs = grouped(results)
@@ -89,9 +97,14 @@ class PeerComparison(Experiment):
             self._text(rows, runs),
             tuple(comparisons),
             figures={"curves": curves_figure(runs, self.task), "paths": self._paths(runs)},
-            tables={"table": as_columns(rows), "curves": curve_columns(runs), "tests": test_columns(runs)},
+            tables={
+                "table": as_columns(rows),
+                "curves": curve_columns(runs),
+                "tests": test_columns(runs),
+                "runs": run_columns(runs),
+            },
             summary=as_text(rows),
-            command=self._command([peer for peer, _ in runs], size.seeds, size),
+            command=self._commands(rows, size),
         )
 
     def _goals(self, rows: list[Row], runs: Runs, size: Size) -> list[Comparison]:
@@ -111,19 +124,15 @@ class PeerComparison(Experiment):
                 )
             )
         for row in known:
-            if row.peer.name != "pid":
-                what = f"error of {row.peer.title} over ours, random references"
-                goals.append(Comparison(what, f"× {row.random_m / ours.random_m:.1f}", row.peer.paper))
-        for row, (_, found) in zip(others, runs[1:], strict=True):
-            theirs, own = lately(found, row.episodes), lately(runs[0][1], row.episodes)
-            if row.episodes < self.episodes and math.isfinite(own):
-                goals.append(
-                    Comparison(
-                        f"{row.peer.title}, {row.episodes} of {self.episodes} episodes: error while learning over ours",
-                        f"× {theirs / own:.1f} ({100 * theirs:.3g} cm)",
-                        "–",
-                    )
-                )
+            what = f"error of {row.peer.title} over ours, random references"
+            goals.append(Comparison(what, f"× {row.random_m / ours.random_m:.1f}", "–"))
+        for row in others:
+            own = lately(runs[0][1], row.episodes)
+            if math.isfinite(own):
+                short = f", {row.episodes} of {self.episodes} episodes" if row.episodes < self.episodes else ""
+                what = f"error of {row.peer.title} over ours while learning{short}"
+                factor = row.learning_m / own
+                goals.append(Comparison(what, f"× {factor:.1f} ({100 * row.learning_m:.3g} cm)", row.peer.paper))
             if row.peer.setting == "default":
                 factor = row.computing_s / ours.computing_s
                 goals.append(
@@ -144,7 +153,10 @@ class PeerComparison(Experiment):
             "same random numbers; a reference begins where its controller has left the machine. Errors are of the "
             "controller at the end, without exploration, on references that nobody trains on; numbers are medians "
             "over seeds. Robot minutes are until an episode's own error, exploration included, was first below. "
-            "Computing is the processor time of acting and learning, compiling included where nothing was cached. "
+            "Computing is the processor time of acting and learning, compiling included where nothing was cached; for "
+            "ours it is the clock's time of its updates on every core that it had. Error while learning is that of the "
+            f"last {LATELY} episodes of training, exploration included. The paper's factors are of that kind, after "
+            "400 episodes, over its own algorithm. Paths are those of the seed in the middle. "
             "Drops, the mean over seeds, are episodes after a run's tenth with more than "
             f"{DROP:g} times the median error of the ten before. Ours and its imagined variant know the cost and the "
             "kinematics as functions, and pid the kinematics; the others get the cost as a number per step.",
@@ -161,14 +173,9 @@ class PeerComparison(Experiment):
     def _paths(self, runs: Runs) -> Figure:
         panels = []
         for peer, found in runs:
-            drawn = [r for r in found if (r.folder / PATHS).exists()]
-            if not drawn:
-                continue
-            arrays = drawn[0].arrays(PATHS)
-            names = sorted({name.rpartition(".")[0] for name in arrays})
-            pairs = tuple((arrays[f"{n}.reference"], arrays[f"{n}.path"]) for n in names)
-            errors = np.concatenate([np.linalg.norm(path - reference, axis=1) for reference, path in pairs])
-            panels.append(PathPanel(peer.title, pairs, float(np.mean(errors))))
+            drawn = [_panel(peer, r) for r in found if (r.folder / PATHS).exists()]
+            if drawn:
+                panels.append(sorted(drawn, key=lambda panel: panel.error_m)[(len(drawn) - 1) // 2])
         width = 4
         grid = [panels[i : i + width] for i in range(0, len(panels), width)]
         return path_grid(grid, PathAxes.of(self.task.spec), limits_of="all")
@@ -206,6 +213,15 @@ def marks(episodes: int, *, few: bool) -> list[int]:
     if few:
         return sorted({max(episodes // 2, 1), episodes})
     return sorted({m for m in (5, 10, 20, 40, 80, 160) if m < episodes} | {episodes})
+
+
+def _panel(peer: Peer, result: Result) -> PathPanel:
+    """The shapes as a run drew them in its last test."""
+    arrays = result.arrays(PATHS)
+    names = sorted({name.rpartition(".")[0] for name in arrays})
+    pairs = tuple((arrays[f"{n}.reference"], arrays[f"{n}.path"]) for n in names)
+    errors = np.concatenate([np.linalg.norm(path - reference, axis=1) for reference, path in pairs])
+    return PathPanel(peer.title, pairs, float(np.mean(errors)))
 
 
 @styled

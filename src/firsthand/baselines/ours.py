@@ -1,5 +1,6 @@
 """Our own learner beside the peers, and the same without the measured trajectory (`imagination`)."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,13 @@ def acting_s(policy: Policy, task: Task) -> float:
 
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
-    """The fast preset; short enough to begin anew when it was interrupted."""
+    """The fast preset, or another; short enough to begin anew when it was interrupted."""
     plant, task = plant_and_task(parameters["robot"], tiny=parameters["setting"] == "tiny")
+    preset = parameters.get("preset", "fast")
     config = TrainingConfig.of(
-        parameters["robot"], "fast", episodes=parameters["episodes"], seed=parameters["seed"], **_changes(parameters)
+        parameters["robot"], preset, episodes=parameters["episodes"], seed=parameters["seed"], **_changes(parameters)
     )
+    cores = len(os.sched_getaffinity(0))  # an update's time is the clock's: at most this much processor time
     ledger = Ledger(folder, Stepper(plant, task), parameters["marks"], report)
     trainer = Trainer(SimulatedRobot(plant, task, seed=config.seed), config)
     acting, updates = acting_s(trainer.state.policy, task), 0
@@ -65,11 +68,11 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         episode = trainer.run_episode()
         updates += episode.metrics["policy_steps"] + config.hyper.model_steps
         error = tracking_metrics(task.spec, (episode.record,)).mean_error_m  # every step counts, as for the peers
-        ledger.episode(trainer.episode, error, acting + episode.metrics["update_time_s"], updates)
+        ledger.episode(trainer.episode, error, acting + cores * episode.metrics["update_time_s"], updates)
         ledger.test(trainer.episode, PolicyController(trainer.state.policy))
     ledger.describe(
         parameters=size((trainer.state.policy.layers, trainer.state.dynamics)),
-        setting="the fast preset; the newest policy is tested, not the kept one",
+        setting=f"the {preset} preset; the newest policy is tested, not the kept one",
     )
 
 
@@ -81,7 +84,8 @@ def run_imagination(parameters: dict[str, Any], folder: Path, report: Report) ->
     """The Dyna idea: the same model, policy, steps and excitation, but the policy learns on imagined rollouts only.
 
     Measured data teach the model and say where rollouts may start. What is missing: measured states along the
-    trajectory, the model's measured errors that are added back, and the feedback from the robot to the trust region.
+    trajectory and the model's measured errors that are added back. The trust region follows from how well the model
+    agrees with its own predictions, not with the robot.
     """
     plant, task = plant_and_task(parameters["robot"], tiny=parameters["setting"] == "tiny")
     seed = parameters["seed"]

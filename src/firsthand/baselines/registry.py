@@ -26,9 +26,9 @@ class Peer:
     extra: tuple[tuple[str, str], ...] = ()
     """More parameters of the job."""
     own: bool = False
-    """Whether it is ours, or ours with a part left out."""
+    """Whether it is no peer to be measured with: ours, a variant of it, or nothing at all."""
     paper: str = "–"
-    """Its error over the algorithm's at equal robot time, in the paper."""
+    """Its error while learning over the paper's own algorithm's, after 400 episodes, in the paper."""
     most_seeds: int = 64
     few_tests: bool = False
     """Whether a test costs so much that only the middle and the end are tested."""
@@ -63,13 +63,15 @@ PEERS = {
         Peer("ppo", "PPO", f"{_HERE}.sb3:run", seconds=5, extra=(("algorithm", "ppo"),), require=_sb3),
         Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=30, extra=(("algorithm", "sac"),), require=_sb3),
         Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=5, own=True),
+        Peer("paper", "ours (paper)", f"{_HERE}.ours:run", seconds=3, extra=(("preset", "paper"),), own=True),
+        Peer("still", "standing still", f"{_HERE}.still:run", seconds=2, most_seeds=1, own=True),
         Peer(
             "dreamerv3",
             "DreamerV3, reduced",
             f"{_HERE}.dreamerv3:run",
             setting="reduced",
             seconds=60,
-            paper="× 2",
+            paper="× 2 after 400",
             few_tests=True,
             require=_dreamerv3,
         ),
@@ -79,7 +81,7 @@ PEERS = {
             f"{_HERE}.dreamerv3:run",
             setting="default",
             seconds=2100,
-            paper="× 2",
+            paper="× 2 after 400",
             most_seeds=1,
             few_tests=True,
             require=_dreamerv3,
@@ -90,7 +92,7 @@ PEERS = {
             f"{_HERE}.tdmpc2.job:run",
             setting="reduced",
             seconds=130,
-            paper="× 3",
+            paper="× 3 after 400",
             few_tests=True,
         ),
         Peer(
@@ -99,7 +101,7 @@ PEERS = {
             f"{_HERE}.tdmpc2.job:run",
             setting="default",
             seconds=700,
-            paper="× 3",
+            paper="× 3 after 400",
             most_seeds=1,
             few_tests=True,
         ),

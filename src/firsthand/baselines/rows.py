@@ -15,8 +15,8 @@ from .registry import PEERS, Peer
 
 LEVELS_M = (0.10, 0.05, 0.02)
 """Errors whose robot time is looked up."""
-LATELY = 3
-"""Episodes over which the error of an unfinished run is taken."""
+LATELY = 5
+"""Episodes at the end over which the error while learning is taken."""
 FEWEST_TESTS = 3
 """An extrapolation needs so many."""
 DROP = 3.0
@@ -47,6 +47,8 @@ class Row:
     random_m: float
     """Mean error of the controller in the last test on random references that nobody trains on."""
     shapes_m: float
+    learning_m: float
+    """Mean error in the last episodes of training, exploration included."""
     robot_min: tuple[float, ...]
     """Minutes of robot time until an episode's error was first below each of `LEVELS_M`; NaN for never."""
     computing_s: float
@@ -91,6 +93,7 @@ def row_of(peer: Peer, found: list[Result], task: Task) -> Row:
         tested=tested,
         random_m=in_test("random_m"),
         shapes_m=in_test("shapes_m"),
+        learning_m=lately(found, episodes),
         robot_min=tuple(reached(level) for level in LEVELS_M),
         computing_s=_median([spent(c) for c in curves]),
         act_ms=in_test("act_ms"),
@@ -177,6 +180,7 @@ def as_text(rows: list[Row]) -> tuple[dict[str, list[str]], dict[str, list[str]]
         "episodes": [str(r.episodes) for r in rows],
         "random cm": [_error(r.random_m, r) for r in rows],
         "shapes cm": [_error(r.shapes_m, r) for r in rows],
+        "learning cm": [_number(100 * r.learning_m, ".3g") for r in rows],
         f"min to {levels} cm": ["/".join(_number(m) for m in r.robot_min) for r in rows],
         "drops": [f"{r.drops:.1f}" for r in rows],
     }, {
@@ -197,6 +201,7 @@ def as_columns(rows: list[Row]) -> dict[str, list[Any]]:
         "tested_after": [r.tested for r in rows],
         "random_m": [r.random_m for r in rows],
         "shapes_m": [r.shapes_m for r in rows],
+        "learning_m": [r.learning_m for r in rows],
         **{f"robot_min_to_{100 * level:.0f}_cm": [r.robot_min[i] for r in rows] for i, level in enumerate(LEVELS_M)},
         "computing_s_per_robot_hour": [r.computing_s for r in rows],
         "act_ms": [r.act_ms for r in rows],
@@ -215,6 +220,18 @@ def curve_columns(runs: Runs) -> dict[str, list[Any]]:
 def test_columns(runs: Runs) -> dict[str, list[Any]]:
     """Every test of every run, for a CSV file."""
     return _together(runs, MARKS, ("episode", "random_m", "shapes_m", "random_max_m", "shapes_max_m", "act_ms"))
+
+
+def run_columns(runs: Runs) -> dict[str, list[Any]]:
+    """Where every run comes from, for a CSV file."""
+    found = [(peer, result) for peer, results in runs for result in results]
+    done = [result.done if result.finished else {} for _, result in found]
+    return {
+        "controller": [peer.title for peer, _ in found],
+        "seed": [result.job.parameters["seed"] for _, result in found],
+        "finished": [int(result.finished) for _, result in found],
+        **{name: [d.get(name, "") for d in done] for name in ("commit", "code", "cores", "core_seconds")},
+    }
 
 
 def _together(runs: Runs, file: str, columns: Sequence[str]) -> dict[str, list[Any]]:

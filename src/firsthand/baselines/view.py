@@ -200,19 +200,20 @@ class RobotView:
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Go on where `snapshot` was taken, bit for bit."""
-
-        def below(prefix: str) -> dict[str, np.ndarray]:
-            return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
-
         self.over = True
-        self._robots = Robots(**from_arrays(self._robots_tree(), below("robot.")))
+        self._robots = Robots(**from_arrays(self._robots_tree(), below(arrays, "robot.")))
         self.episode, self.steps, done = (int(count) for count in arrays["counts"])
-        self._done = [EpisodeRecord.from_arrays(below(f"done.{i}.")) for i in range(done)]
+        self._done = [EpisodeRecord.from_arrays(below(arrays, f"done.{i}.")) for i in range(done)]
         self._goals, self.errors = arrays["goals"], arrays["errors"].tolist()
         self.simulation_s = float(arrays["simulation_s"])
 
     def _robots_tree(self) -> dict[str, Any]:
         return {"plant_state": self._robots.plant_state, "state": self._robots.state}
+
+
+def below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin so, without that beginning."""
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ...experiments import files
 from ...experiments.base import Report
 from ..ledger import Ledger, Stopwatch
 from ..setup import plant_and_task
-from ..view import Controller, RobotView
+from ..view import Controller, RobotView, below
 from .agent import Agent
 from .config import Config, default, reduced
 
@@ -69,8 +69,8 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     spent = 0.0
     if kept.exists():
         arrays, info = files.read_arrays(kept)
-        agent.restore(_below(arrays, "agent."))
-        view.restore(_below(arrays, "view."))
+        agent.restore(below(arrays, "agent."))
+        view.restore(below(arrays, "view."))
         ledger.curves, ledger.tests, spent = info["curves"], info["tests"], info["spent"]
     watch, saved, done = Stopwatch(view), time.monotonic(), view.episode
     shown = [time.monotonic()]
@@ -109,7 +109,3 @@ def trajectory(view: RobotView, agent: Agent, alive: Callable[[], None]) -> None
             agent.learn(min(agent.due, UPDATES_AT_ONCE))
             alive()
         seen, first = following, False
-
-
-def _below(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,8 +1,10 @@
 """Attempts to make the machine move when it should not: the real runtime and link, with a machine that plays along."""
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,10 @@ import pytest
 import firsthand_onboard
 from firsthand_onboard.gate import GateLimits
 from firsthand_onboard.homing import Homing, HomingController
-from firsthand_onboard.link import ClientEnd, RobotEnd
+from firsthand_onboard.link import AT_ONCE, BYTES_AT_ONCE, QUEUE, ClientEnd, RobotEnd
 from firsthand_onboard.machine import MachineError
-from firsthand_onboard.runtime import Runtime, Settings
+from firsthand_onboard.messages import Message, encode
+from firsthand_onboard.runtime import OPERATOR_STOP, Runtime, Settings
 from firsthand_onboard.toy import Toy, toy_spec
 
 from .processes import PATIENCE, acknowledge, connect, free_port, random_policy, send_policy, wait_for
@@ -162,6 +165,52 @@ def test_a_disk_that_is_full_ends_neither_the_program_nor_the_fault(tmp_path):
         operator.close()
     finally:
         program.end()
+
+
+class Waiting:
+    """A key on which frames wait."""
+
+    def __init__(self, frames: Iterable[bytes]) -> None:
+        self.frames, self.taken = iter(frames), 0
+
+    def try_recv(self) -> Any:
+        frame = next(self.frames, None)
+        if frame is None:
+            return None
+        self.taken += 1
+        return SimpleNamespace(payload=SimpleNamespace(to_bytes=lambda: frame))
+
+
+@pytest.mark.parametrize("frame", [b"nonsense", bytes(1 << 21)])
+def test_a_flood_delays_neither_the_commands_nor_the_operators_stop(program, frame):
+    client, policy = armed(program)
+    operator = connect(program.address, "operator", operator=True)
+    start(client, "moves", policy)
+    wait_for(lambda: program.machine.written, "motion")
+    flood = Waiting(itertools.repeat(frame))
+    (_, operators, theirs), (_, trainers, ours) = program.link._incoming
+    program.link._incoming = [(True, operators, theirs), (False, flood, ours)]
+    try:
+        before = len(program.machine.written)
+        wait_for(lambda: len(program.machine.written) > before + 5, "commands during the flood")
+        assert flood.taken > 0
+        assert operator.ask("stop").body["fault"] in ("", OPERATOR_STOP)
+        wait_for(lambda: operator.ask("status").body["fault"] == OPERATOR_STOP, "the latch")
+        program.still()
+    finally:
+        program.link._incoming = [(True, operators, theirs), (False, trainers, ours)]
+    client.close()
+    operator.close()
+
+
+def test_what_waited_is_read_whole_when_the_loop_was_away():
+    robot = RobotEnd(f"tcp/127.0.0.1:{free_port()}")
+    for arrays, at_once in (({}, AT_ONCE), ({"much": np.zeros(BYTES_AT_ONCE // 8)}, 1)):
+        key = Waiting(encode(Message("hello", "run", f"s{at_once}", "", 1 + i, arrays=arrays)) for i in range(QUEUE))
+        robot._incoming = [(False, key, robot._incoming[-1][2])]
+        assert len(list(robot.receive())) == at_once
+        assert len(list(robot.receive(everything=True))) == QUEUE - at_once
+    robot.close()
 
 
 class Tap:

@@ -181,7 +181,7 @@ def test_a_long_message_takes_no_memory_that_a_killed_process_would_leave_behind
     before, address = shared(), f"tcp/127.0.0.1:{free_port()}"
     robot, client = RobotEnd(address), ClientEnd(address, run="test")
     client.send("hello", arrays={"weights": np.zeros(100_000)})
-    assert wait_for(robot.receive, "the message").arrays["weights"].shape == (100_000,)
+    assert wait_for(lambda: list(robot.receive()), "the message")[0].arrays["weights"].shape == (100_000,)
     assert shared() <= before
     client.close()
     robot.close()

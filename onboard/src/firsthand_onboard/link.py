@@ -10,7 +10,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ OPERATOR_KEY = "firsthand/1/operator"
 """What comes over this key is an operator's; where there are certificates, only those named `operator` get in."""
 QUEUE = 64
 """Messages that wait to be read; the oldest go first when a flood comes."""
+AT_ONCE, BYTES_AT_ONCE = 16, 1 << 20
+"""So much of each key is read before the loop goes on: a flood must not hold up commands, nor the operator."""
 
 
 class LinkError(Exception):
@@ -169,14 +171,24 @@ class RobotEnd:
         )
         self._number = 0
 
-    def receive(self) -> Message | None:
-        """The next message, or None; what is not a message is counted and skipped."""
+    def receive(self, *, everything: bool = False) -> Iterator[Message]:
+        """Messages that wait, operators' first; what is not a message is counted and skipped.
+
+        No more than `AT_ONCE` and about `BYTES_AT_ONCE` of each key, or all that the queues hold.
+        """
         for operator, incoming, receiver in self._incoming:
-            while (sample := incoming.try_recv()) is not None:
-                message = receiver.accept(sample.payload.to_bytes())
+            size = 0
+            for _ in range(QUEUE if everything else AT_ONCE):
+                sample = incoming.try_recv()
+                if sample is None:
+                    break
+                data = sample.payload.to_bytes()
+                message = receiver.accept(data)
                 if message is not None:
-                    return dataclasses.replace(message, operator=operator)
-        return None
+                    yield dataclasses.replace(message, operator=operator)
+                size += len(data)
+                if size >= BYTES_AT_ONCE and not everything:
+                    break
 
     def counts(self) -> dict[str, int]:
         """How many messages were accepted, and how many ignored and why."""

@@ -284,7 +284,7 @@ class Runtime:
         was_away = not self.lock_step and now - self._polled > self.settings.lease_s
         if was_away and self.holder and now > self.lease_until:
             self._lose_lease()  # before messages are read that have waited for who knows how long
-        while (message := self.link.receive()) is not None:
+        for message in self.link.receive(everything=was_away):
             if was_away and message.kind != "stop":
                 self.stale += 1
             else:

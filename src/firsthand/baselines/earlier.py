@@ -37,12 +37,21 @@ from .view import Controller, Stepper, on_random, on_shapes
 RUNNER = f"{__name__}:run"
 FLEET = 64
 """Robots side by side."""
-PPO_SETTINGS: dict[str, Any] = {"n_steps": 125, "batch_size": 2000, "n_epochs": 8, "learning_rate": 3e-4}
-"""Otherwise the defaults of stable-baselines3; batches for 64 robots instead of one."""
+PPO_SETTINGS: dict[str, Any] = {
+    "n_steps": 125,
+    "batch_size": 2000,
+    "n_epochs": 8,
+    "learning_rate": 3e-4,
+    "policy_kwargs": {"net_arch": [128, 128]},
+}
+"""Otherwise the defaults of stable-baselines3; batches for 64 robots instead of one. Observations are in fixed scales,
+rewards are normalised."""
 LOG_MINUTES = 60.0
 """Robot time of random motion for the learned simulator."""
 LOOKS, EVERY = 10, 5
 """The estimator sees so many observations, so many control periods apart: two seconds."""
+HELD_OUT = 8
+"""Machines on which the estimator is judged and not fitted."""
 SPREAD = 0.25
 """Valve gains are drawn from 1 − this to 1 + this, each joint and direction by itself."""
 
@@ -139,9 +148,8 @@ def trained(robots: Any, parameters: dict[str, Any], report: Report) -> Any:
 
     total, seed = parameters["steps"], parameters["seed"]
     settings = {**PPO_SETTINGS, **({"n_steps": 20, "batch_size": 640} if parameters["tiny"] else {})}
-    networks = {"net_arch": [128, 128]}
     wrapped = VecNormalize(robots, norm_obs=False, norm_reward=True)
-    model = PPO("MlpPolicy", wrapped, seed=seed, device="cpu", policy_kwargs=networks, **settings)
+    model = PPO("MlpPolicy", wrapped, seed=seed, device="cpu", **settings)
 
     class Shown(BaseCallback):
         """Says how far it is."""
@@ -196,7 +204,7 @@ class Estimator:
 
     @staticmethod
     def learned(model: Any, robots: Any, numbers: np.ndarray, seed: int, rounds: int) -> "Estimator":
-        """From trajectories of the trained policy on the machines it was trained on."""
+        """From trajectories of the trained policy on the machines it was trained on, but for `HELD_OUT` of them."""
         import torch
 
         size = robots.observation_space.shape[0] - numbers.shape[1]
@@ -209,7 +217,11 @@ class Estimator:
                 wanted.append(numbers)
             robots.step_async(model.predict(seen, deterministic=False)[0])
             seen = robots.step_wait()[0]
-        x, y = (torch.as_tensor(np.concatenate(part)) for part in (data, wanted))
+        machines = [slice(None, -HELD_OUT), slice(-HELD_OUT, None)]
+        (x, y), (new_x, new_y) = (
+            [torch.as_tensor(np.concatenate([rows[some] for rows in part])) for part in (data, wanted)]
+            for some in machines
+        )
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         network = torch.nn.Sequential(
@@ -227,7 +239,7 @@ class Estimator:
             loss.backward()
             optimizer.step()
         with torch.no_grad():
-            left = float(torch.mean((network(x) - y) ** 2) / torch.var(y))
+            left = float(torch.mean((network(new_x) - new_y) ** 2) / torch.var(new_y))
         return Estimator(network, 1.0 - left)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firsthand_onboard import ControlSpec, Limits, PolicyShape, ReferenceSpec, Scales, SelectedOutput, SpecError
-from firsthand_onboard.gate import LOST_MEASUREMENT, Gate, GateLimits, GateResult, stoppable
+from firsthand_onboard.gate import LOST_MEASUREMENT, TOO_OLD, Gate, GateLimits, GateResult, stoppable
 from firsthand_onboard.loop import Executor
 from firsthand_onboard.policy import NumpyPolicy
 from firsthand_onboard.spec import StateLayout
@@ -237,6 +237,45 @@ def test_a_missing_measurement_is_one_neutral_step_and_the_fourth_a_fault(memory
     assert np.flatnonzero(~done.commands.any(axis=1)).tolist() == [10, 20, 21, 22]
     cut = visit({20, 21, 22, 23})
     assert (cut.ended, cut.fault, cut.valid.sum()) == (LOST_MEASUREMENT, True, 23)
+
+
+class Slow:
+    """A clock that stands still, and a machine of which one reading takes longer than a command may be old."""
+
+    period_s, overruns, worst_late_s = PERIOD, 0, 0.0
+
+    def __init__(self, slow: int, takes_s: float) -> None:
+        self.toy, self.slow, self.takes_s, self.readings, self.time = Toy(), slow, takes_s, -1, 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def restart(self) -> None:
+        pass
+
+    def wait(self, poll) -> str:
+        return poll()
+
+    def read(self) -> np.ndarray:
+        self.readings += 1
+        self.time += self.takes_s if self.readings == self.slow else 0.0
+        return self.toy.measure()
+
+    def write(self, command: np.ndarray) -> None:
+        self.toy.step(command)
+
+    def neutral(self) -> None:
+        pass
+
+
+def test_a_command_from_a_reading_that_is_too_old_is_not_applied():
+    def play(takes_s: float):
+        slow = Slow(5, takes_s)
+        return Executor(toy_spec(), slow, GateLimits.of(toy_spec()), slow).play(np.full((10, 2), 0.1))  # pyright: ignore
+
+    cut = play(1.01 * PERIOD)
+    assert (cut.ended, cut.fault, cut.valid.sum()) == (TOO_OLD, True, 5)
+    assert play(0.99 * PERIOD).ended == "done"
 
 
 def test_reduced_authority_shrinks_the_range_around_neutral():

@@ -1,7 +1,9 @@
 """Attempts to make the machine move when it should not: the real runtime and link, with a machine that plays along."""
 
+import gc
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import firsthand_onboard
+from firsthand_onboard import timing
 from firsthand_onboard.gate import GateLimits
 from firsthand_onboard.homing import Homing, HomingController
 from firsthand_onboard.link import AT_ONCE, BYTES_AT_ONCE, QUEUE, ClientEnd, RobotEnd
@@ -63,10 +66,10 @@ class Program:
     Its times are long: on a busy computer a thread may get no core for a second.
     """
 
-    def __init__(self, address: str, latch: Path | None = None) -> None:
+    def __init__(self, address: str, latch: Path | None = None, command_age_s: float = PATIENCE) -> None:
         self.address, self.machine = address, Bench()
         self.link = RobotEnd(address)
-        limits = GateLimits.of(SPEC, directions=Bench.directions, command_age_s=PATIENCE)
+        limits = GateLimits.of(SPEC, directions=Bench.directions, command_age_s=command_age_s)
         homing = HomingController(SPEC, limits, Homing((-0.5, 1.0), speed=0.5))
         self.runtime = Runtime(
             SPEC, self.machine, limits, self.link, Settings(lease_s=10.0, latch=latch), PERIOD_S, homing
@@ -163,6 +166,24 @@ def test_a_disk_that_is_full_ends_neither_the_program_nor_the_fault(tmp_path):
         assert acknowledge(program.address) == "idle"
         client.close()
         operator.close()
+    finally:
+        program.end()
+
+
+def test_the_first_command_of_a_job_comes_from_a_reading_after_the_pause_before_it(monkeypatch):
+    program = Program(f"tcp/127.0.0.1:{free_port()}", command_age_s=1.0)
+    try:
+        client, policy = armed(program)
+        monkeypatch.setattr(timing, "gc", SimpleNamespace(**{**vars(gc), "collect": lambda: time.sleep(1.5)}))
+        start(client, "after a pause", policy, GOALS[:1])
+        job = wait_for(lambda: (j := client.ask("status").body["job"]) and j["ended"] and j, "the end")
+        assert job["ended"] == "done"
+        program.machine.broken = lambda: program.runtime.state == "moving"
+        start(client, "broken", policy, GOALS[:1])
+        status = wait_for(lambda: (s := client.ask("status").body)["job"]["ended"] and s, "the end")
+        assert (status["state"], status["job"]["count"]) == ("fault", 0)
+        assert status["fault"] == status["job"]["ended"] == "the sensors are gone"
+        client.close()
     finally:
         program.end()
 

@@ -94,6 +94,15 @@ class Executor:
         """What was measured last; a missing value is the last one that came."""
         return self.state[: self.spec.layout.num_measured]
 
+    def begin(self) -> None:
+        """Read again and start the clock: what was read before a pause is older than a command may be."""
+        before, held = self._look_again()
+        if np.isfinite(before).all():
+            self.state = np.concatenate([held, self.state[len(held) :]])
+        else:
+            self.state = initial_state(self.spec.layout, held, self.gate.neutral)
+        self.clock.restart()
+
     def hold(self) -> None:
         """One period in neutral. The state vector follows, so that the next trajectory starts from the truth."""
         self.machine.neutral()
@@ -191,13 +200,17 @@ class Executor:
 
     def _move_on(self, command: np.ndarray) -> None:
         """The state after a command. What is missing in the measurement stays out of it: the last value is held."""
-        layout, before = self.spec.layout, self.measured
-        self.newest = self._read()
-        held = np.where(np.isfinite(self.newest), self.newest, before)
+        before, held = self._look_again()
         if np.isfinite(before).all():
-            self.state = next_state(layout, self.state, command, held)
+            self.state = next_state(self.spec.layout, self.state, command, held)
         else:  # nothing whole has come yet
-            self.state = initial_state(layout, held, command)
+            self.state = initial_state(self.spec.layout, held, command)
+
+    def _look_again(self) -> tuple[np.ndarray, np.ndarray]:
+        """What was measured before, and what is measured now; for what is missing the value before."""
+        before = self.measured
+        self.newest = self._read()
+        return before, np.where(np.isfinite(self.newest), self.newest, before)
 
     def _read(self) -> np.ndarray:
         self._read_at = self.clock.now()

@@ -170,20 +170,13 @@ class Runtime:
         self.state, self.interrupt, self.last_trajectory, self.operator_stop = MOVING, "", False, False
         lost_before = self.leases_lost
         log.info("job %s: %d %s, authority %.2f", job.name, job.count, job.kind, job.authority)
-        with no_garbage_collection():
-            for i in range(job.count):
-                if self.interrupt or self.last_trajectory:
-                    job.ended = self.interrupt or LEASE_LOST
-                    break
-                trajectory = self._trajectory(job, i)
-                job.trajectories.append(trajectory)
-                self.outbox.append((job, i))
-                if trajectory.ended != DONE:
-                    job.ended = trajectory.ended
-                    if trajectory.fault:
-                        self._latch(trajectory.ended)
-                    break
-        job.ended = job.ended or DONE
+        with no_garbage_collection():  # which takes a while: only then the machine is read and the clock starts
+            try:
+                self.executor.begin()
+                job.ended = self._trajectories(job)
+            except MachineError as error:
+                job.ended = str(error)
+                self._latch(job.ended)
         self.machine.neutral()
         self.job = None
         if self.state == MOVING:
@@ -195,6 +188,20 @@ class Runtime:
         log.info("job %s: %s", job.name, job.ended)
         while self.outbox:
             self._tell_trajectory(*self.outbox.pop(0))
+
+    def _trajectories(self, job: Job) -> str:
+        """One after the other; why the job ended."""
+        for i in range(job.count):
+            if self.interrupt or self.last_trajectory:
+                return self.interrupt or LEASE_LOST
+            trajectory = self._trajectory(job, i)
+            job.trajectories.append(trajectory)
+            self.outbox.append((job, i))
+            if trajectory.fault:
+                self._latch(trajectory.ended)
+            if trajectory.ended != DONE:
+                return trajectory.ended
+        return DONE
 
     def _trajectory(self, job: Job, i: int) -> Trajectory:
         executor, arrays = self.executor, job.arrays

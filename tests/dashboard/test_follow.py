@@ -1,6 +1,8 @@
 """Reading runs while they are written: what is new, what is torn, what is thinned, and which names lead where."""
 
+import errno
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,3 +192,39 @@ def test_units_are_the_robots_own():
     assert unit_of("m").with_unit(2.2) == "220.0 cm"
     assert unit_of("rad").with_unit(0.115) == "0.115 rad"
     assert unit_of("rad").with_unit(float("nan")) == "– rad"
+
+
+def test_an_error_of_the_disk_is_shown_and_then_over(folder, monkeypatch):
+    runs = Runs([folder.path.parent])
+    (follower,) = runs.followers.values()
+    exists = Path.exists
+
+    def fails(path: Path) -> bool:
+        if path.name == "config.json":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return exists(path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "exists", fails)
+        folder.append_metrics({"episode": 1, "tracking_error_m": 1.0})
+        runs.poll()
+        assert "cannot look for runs" in runs.problem
+        assert list(runs.followers.values()) == [follower]
+        assert follower.episodes == 1  # what can be read is read
+    runs.poll()
+    assert (runs.problem, follower.problem) == ("", "")
+
+
+def test_a_run_that_cannot_be_read_leaves_the_machine_within_reach(folder, monkeypatch):
+    follower = RunFollower(folder.path)
+    follower.poll()
+    looked = []
+
+    def fails() -> None:
+        raise RuntimeError("something new")
+
+    monkeypatch.setattr(follower, "_read_metrics", fails)
+    monkeypatch.setattr(follower, "_watch_machine", lambda: looked.append(True))
+    follower.poll()
+    assert "something new" in follower.problem
+    assert looked

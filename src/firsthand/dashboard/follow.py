@@ -191,19 +191,21 @@ class RunFollower:
     # Reading.
 
     def poll(self) -> None:
-        """Read what is new. Whatever is wrong with the folder becomes `problem`."""
+        """Read what is new. Whatever is wrong with the folder becomes `problem`; the machine is looked at even so."""
+        problem = ""
         try:
             self._read_config()
             self._read_metrics()
             self._read_events()
             self.kept = _numbers(self.path / "kept")
             self._read_status()
-            self._watch_machine()
-            problem = ""
         except UserError as error:
             problem = str(error)
         except OSError as error:
             problem = f"cannot read {self.path}: {atomic.cause(error)}."
+        except Exception as error:  # one run that is broken in a new way must not take the page with it
+            problem = f"cannot read {self.path}: {error!r}."
+        self._watch_machine()
         if problem != self.problem:
             self.problem = problem
             self.version += 1
@@ -348,10 +350,13 @@ class Runs:
             if not path.resolve().parent.is_dir():
                 raise UserError(f"{path} does not exist, and neither does the folder that it would be in.")
         self.followers: dict[str, RunFollower] = {}
+        self.problem = ""
+        """Why new runs cannot be looked for, if they cannot."""
         self.poll()
 
     def poll(self) -> None:
-        """Look for new runs, and read what is new in each."""
+        """Look for new runs, and read what is new in each. What goes wrong becomes a `problem`, until it is over."""
+        self.problem = ""
         for path in self._found():
             if not any(follower.path == path for follower in self.followers.values()):
                 self.followers[self._name(path)] = RunFollower(path)
@@ -361,7 +366,13 @@ class Runs:
     def _found(self) -> list[Path]:
         found = []
         for path in self.paths:
-            inside = [] if (path / "config.json").exists() else _runs_in(path)
+            try:
+                inside = [] if (path / "config.json").exists() else _runs_in(path)
+            except OSError as error:
+                self.problem = f"cannot look for runs in {path}: {atomic.cause(error)}."
+                if self.followers:
+                    continue
+                inside = []
             found += inside or [path.resolve()]
         return found[:MOST_RUNS]
 

@@ -74,6 +74,10 @@ class View:
         """The trajectory of it; None is the last."""
         self.asked: dict[str, float] = {}
         """Requests without an answer yet, and when they were made."""
+        self.shown_fault: int | None = None
+        """Number of the fault that this browser shows."""
+        self.shown_question: int | None = None
+        """Number of the question that it shows."""
         self.drawn: Any = None
         self.drawn_at = 0.0
         self.offered: Any = None
@@ -293,16 +297,18 @@ class View:
     def _refresh_banners(self, run: RunFollower, status: Status | None) -> None:
         question = status.question if status is not None and run.alive else None
         self.question.set_visibility(question is not None)
+        self.shown_question = None if question is None else int(question["number"])
         if question is not None:
             self.question_text.set_text(f"The next policy: {question['text']}. Shall it run?")
         machine = run.machine
         away = machine is not None and not machine["reachable"]
         faulty = machine is not None and (machine["state"] == "fault" or (away and run.alive))
         self.fault.set_visibility(faulty)
+        self.shown_fault = int(machine["fault_number"]) if faulty and machine is not None else None
         if faulty and machine is not None:
             self.fault_text.set_text(f"The machine stands: {machine['fault']}")
             self.acknowledge.set_visibility(machine["reachable"])
-        texts = [run.problem] if run.problem else []
+        texts = [problem for problem in (self.runs.problem, run.problem) if problem]
         if status is not None and status.state == "failed":
             texts.append(f"Training ended: {status.message}")
         if status is not None and not run.alive and not status.ended:
@@ -430,15 +436,13 @@ class View:
 
     async def press_acknowledge(self) -> None:
         """The fault that is shown, and no other."""
-        machine = self.run.machine
-        if machine is not None:
-            await self.ask("acknowledge", int(machine["fault_number"]))
+        if self.shown_fault is not None:
+            await self.ask("acknowledge", self.shown_fault)
 
     async def decide(self, kind: str) -> None:
         """Approve or reject what is shown."""
-        status = self.run.status
-        if status is not None and status.question is not None:
-            await self.ask(kind, int(status.question["number"]))
+        if self.shown_question is not None:
+            await self.ask(kind, self.shown_question)
 
     async def press_payload(self) -> None:
         """Mark the next episodes, or load a simulated robot."""

@@ -2,8 +2,10 @@
 
 import dataclasses
 import io
+import os
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +19,23 @@ from firsthand.logs import Transitions
 from firsthand.models import Policy
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import SimulatedRobot
+from firsthand.robots.registry import make_task
+from firsthand.robots.remote import RemoteRobot
 from firsthand.runs import RunFolder
 from firsthand.training import Trainer, TrainingConfig, preset
+from firsthand.training.callbacks import EpisodeAbandoned
 from firsthand.training.guard import (
     Forecast,
     Guard,
     GuardSettings,
     GuardState,
     ask_by_file,
+    ask_in_terminal,
     between,
     forecast,
     judged,
 )
-from firsthand.training.loop import policy_arrays
+from firsthand.training.loop import policy_arrays, policy_from_arrays
 from firsthand.training.prior import Prior
 from firsthand_onboard.toy import toy_spec
 
@@ -38,7 +44,7 @@ SETTINGS = GuardSettings()
 
 def after(*episodes: tuple[float, float], settings: GuardSettings = SETTINGS) -> list[GuardState]:
     """The guard's state after each of the episodes (tracking error, prediction error)."""
-    state, states = GuardState(settings.authority), []
+    state, states = GuardState(settings.first_authority), []
     for number, (error, predicted) in enumerate(episodes, 1):
         state = judged(state, settings, number, error, predicted)
         states.append(state)
@@ -67,51 +73,79 @@ def test_an_episode_without_a_measurement_is_not_good(error):
     assert after((0.1, 0.1), (error, 0.1))[-1].go_back
 
 
+def test_after_a_return_an_episode_without_a_measurement_changes_nothing():
+    states = after((0.1, 0.1), (9.0, 0.1), (float("nan"), 0.1), (0.1, 0.1), (0.1, 0.1))
+    assert [s.go_back for s in states] == [False, True, True, False, False]
+    assert [s.good_episode for s in states] == [1, 1, 1, 4, 5]
+    assert all(np.isfinite(s.errors).all() for s in states)
+
+
+def test_an_episode_that_was_hardly_seen_proves_nothing():
+    before = after((0.1, 0.1), (0.1, 0.1))[-1]
+    blind = judged(before, SETTINGS, 3, 0.05, 0.0, seen=0.1)
+    assert blind == before
+    assert judged(before, SETTINGS, 3, 0.9, 0.0, seen=0.1).go_back  # what little was seen was bad
+    assert judged(before, SETTINGS, 3, 0.05, 0.0, seen=0.9).authority > before.authority
+
+
 def test_limits_widen_only_while_the_model_predicts_well():
     widths = [s.authority for s in after((1, 0.1), (1, 0.1), (1, 2.0), (1, float("nan")), (1, 0.1), (1, 0.1))]
     assert widths == pytest.approx([0.5, 0.75, 0.75, 0.75, 1.0, 1.0])
 
 
-def a_rollout() -> tuple[LearnerState, Rollout]:
-    """A learner of the toy robot, and an episode that its own model and policy have made: residuals are zero."""
+def a_rollout(free: np.ndarray | None = None) -> tuple[LearnerState, Rollout]:
+    """A learner of the toy robot, and an episode that its own model and policy have made: residuals are zero.
+
+    Where it is not free, a gate has taken half a unit off the command.
+    """
     spec = toy_spec()
+    free = np.ones((2, 6, 2), bool) if free is None else free
     state = LearnerState.random(spec, Hyperparameters(), seed=0)
     rng = np.random.default_rng(0)
     previews = jnp.asarray(rng.uniform(-1, 1, (2, 6, 1 + len(spec.preview), 2)), jnp.float32)
     starts = jnp.asarray(rng.uniform(-0.3, 0.3, (2, spec.layout.size)), jnp.float32)
 
     @jax.jit
-    def drive(starts, previews):
+    def drive(starts, previews, free):
         """x⁺ = f(x, π(x)), step by step."""
 
-        def one(start, preview):
-            def step(x, p):
+        def one(start, preview, free):
+            def step(x, inputs):
+                p, own = inputs
                 u = state.policy(x, p)
+                u = jnp.where(own, u, u - 0.5)
                 following = state.dynamics(x, u)
                 return following, (following, u)
 
-            _, (xs, us) = jax.lax.scan(step, start, preview)
+            _, (xs, us) = jax.lax.scan(step, start, (preview, free))
             return jnp.concatenate([start[None], xs]), us
 
-        return jax.vmap(one)(starts, previews)
+        return jax.vmap(one)(starts, previews, free)
 
-    states, commands = drive(starts, previews)
+    states, commands = drive(starts, previews, jnp.asarray(free))
     rollout = Rollout(
         states=states,
         commands=commands,
         previews=previews,
-        free=jnp.ones((2, 6, 2), bool),
+        free=jnp.asarray(free),
         valid=jnp.ones((2, 6), bool),
     )
     return state, rollout
 
 
-def test_the_forecast_of_the_policy_that_ran_is_what_was_measured():
-    state, rollout = a_rollout()
+@pytest.mark.parametrize("gated", [0.0, 0.5])
+def test_the_forecast_of_the_policy_that_ran_is_what_was_measured(gated):
+    state, rollout = a_rollout(np.random.default_rng(1).uniform(size=(2, 6, 2)) >= gated)
     same = forecast(state.policy, state.policy, state.dynamics, rollout)
     assert same.command_change == 0.0
     assert same.error == pytest.approx(same.measured_error, rel=1e-5)
     assert same.within(SETTINGS)
+
+
+def test_where_nothing_was_measured_nothing_is_predicted():
+    state, rollout = a_rollout()
+    blind = dataclasses.replace(rollout, valid=jnp.zeros((2, 6), bool))
+    assert not forecast(state.policy, state.policy, state.dynamics, blind).within(SETTINGS)
 
 
 def test_a_policy_with_another_bias_changes_commands_by_as_much():
@@ -197,6 +231,100 @@ def test_a_spoilt_policy_that_ran_is_taken_back_and_a_resume_knows_it(trainer):
     assert not again.callbacks[0].state.go_back
 
 
+LOOSE = GuardSettings(command_change=1e9, error_factor=1e9)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_what_the_operator_puts_in_place_during_a_question_is_what_runs(trainer, answer):
+    made = trainer(LOOSE)
+    made.run_episode()
+    made.run_episode()
+
+    def ask(text: str) -> bool:
+        policy = policy_from_arrays(made.task.spec, made.run.load_episode(1)[0])
+        made.put(dataclasses.replace(made.state, policy=policy))
+        return answer
+
+    made.callbacks[0].approve = ask
+    made.run_episode()
+    assert ran(made, 3) == ran(made, 1) != ran(made, 2)
+
+
+def test_what_the_operator_has_put_in_place_holds_after_a_resume(trainer):
+    made = trainer(LOOSE)
+    for _ in range(3):
+        made.run_episode()
+    policy = policy_from_arrays(made.task.spec, made.run.load_episode(2)[0])
+    made.put(dataclasses.replace(made.state, policy=policy))
+    again = trainer(SETTINGS)
+    again.callbacks[0].approve = lambda text: pytest.fail("it needs no approval")
+    again.resume()
+    again.run_episode()
+    assert ran(again, 4) == ran(again, 2)
+    assert again.state.policy is not again.operators_policy  # the next one is the learner's own
+
+    made.episode = 4
+    made.put(dataclasses.replace(again.state, policy=policy))
+    elsewhere = trainer(SETTINGS)
+    elsewhere.config = dataclasses.replace(elsewhere.config, robot="soft-arm")
+    elsewhere.resume()
+    assert elsewhere.operators_policy is None
+    assert weights(elsewhere.state.policy) == ran(made, 2)
+
+
+def test_a_policy_that_cannot_be_kept_is_not_put_in_place(trainer, monkeypatch):
+    made = trainer(LOOSE)
+    made.run_episode()
+    before = made.state
+
+    def full(*_: object, **__: object) -> None:
+        raise UserError("the disk is full.")
+
+    monkeypatch.setattr(made.run, "save_checkpoint", full)
+    with pytest.raises(UserError, match="full"):
+        made.put(dataclasses.replace(before, policy=between(before.policy, before.policy, 0.5)))
+    assert (made.state, made.operators_policy) == (before, None)
+
+
+def recalled(settings: GuardSettings, rows: list[dict], here: str = "a@tcp/1", started: str = "a@tcp/1") -> float:
+    """The share of the range with which a run goes on after these lines of metrics.jsonl."""
+    folder = SimpleNamespace(read_metrics=lambda: rows, config={"robot": started})
+    config, robot = SimpleNamespace(robot=here), RemoteRobot("tcp/127.0.0.1:1", make_task("excavator"))
+    guard = Guard(settings)
+    guard.state = GuardState(settings.first_authority)
+    guard._recall(SimpleNamespace(run=folder, config=config, robot=robot, episode=len(rows)))
+    return guard.state.authority
+
+
+def row(episode: int, authority: float, **more) -> dict:
+    return {"episode": episode, "tracking_error_m": 0.1, "prediction_error": 0.9, "authority": authority, **more}
+
+
+def test_a_given_authority_caps_what_a_resumed_run_has_earned():
+    rows = [row(1, 0.5), row(2, 0.9)]
+    assert recalled(GuardSettings(), rows) == 0.9
+    assert recalled(GuardSettings(authority=0.6), rows) == 0.6
+    assert recalled(GuardSettings(authority=0.5), rows) == 0.5
+    assert recalled(GuardSettings(authority=1.0), rows) == 0.9
+
+
+def test_what_was_earned_on_one_machine_does_not_hold_on_another():
+    rows = [row(1, 0.5), row(2, 0.9)]
+    assert recalled(GuardSettings(), rows, here="a@tcp/2") == 0.5
+    assert recalled(GuardSettings(authority=0.3), rows, here="a@tcp/2") == 0.3
+    later = [*rows, row(3, 0.75, machine="a@tcp/2")]
+    assert recalled(GuardSettings(), later, here="a@tcp/2") == 0.75
+    assert recalled(GuardSettings(), later) == 0.5  # it was away for a while
+
+
+def test_null_in_the_metrics_is_an_episode_without_a_measurement():
+    blind = {**row(2, 0.5), "tracking_error_m": None, "prediction_error": None}
+    assert recalled(GuardSettings(), [row(1, 0.5), blind]) == 0.5
+    assert recalled(GuardSettings(), [row(1, 0.5), {**row(2, 0.5), "prediction_error": 0.1}]) == 0.75
+    hardly = {**row(2, 0.5), "prediction_error": 0.1, "valid_share": 0.05}
+    assert recalled(GuardSettings(), [row(1, 0.5), hardly]) == 0.5
+
+
 def test_the_first_policy_is_asked_for_too(trainer):
     made, asked = trainer(SETTINGS), []
     guard = Guard(SETTINGS, approve=lambda text: bool(asked.append(text)))
@@ -218,7 +346,7 @@ def test_asking_needs_a_terminal(tmp_path, monkeypatch):
 def test_approval_by_file(tmp_path, word, answer):
     question = tmp_path / "question"
     (tmp_path / "question.answer").write_text("stale")
-    ask = ask_by_file(question, every_s=0.01)
+    ask = ask_by_file(question, lambda: False, every_s=0.01)
 
     def operator() -> None:
         while not question.exists():
@@ -230,6 +358,48 @@ def test_approval_by_file(tmp_path, word, answer):
     assert ask("commands change") is answer
     thread.join()
     assert not question.exists()
+
+
+def test_a_stop_ends_the_waiting_for_a_file(tmp_path):
+    with pytest.raises(EpisodeAbandoned):
+        ask_by_file(tmp_path / "question", lambda: True, every_s=0.01)("commands change")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """What a person types is written to it."""
+    keyboard, screen = os.openpty()
+    with open(screen) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        yield keyboard
+    os.close(keyboard)
+
+
+@pytest.mark.parametrize(("typed", "answer"), [(b"y\n", True), (b"n\n", False), (b"\n", False), (b"\x04", False)])
+def test_approval_in_the_terminal(terminal, typed, answer):
+    os.write(terminal, typed)
+    assert ask_in_terminal(lambda: False, every_s=0.01)("commands change") is answer
+
+
+def test_a_stop_ends_the_waiting_in_the_terminal(terminal):
+    with pytest.raises(EpisodeAbandoned):
+        ask_in_terminal(lambda: True, every_s=0.01)("commands change")
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("pgae", "did you mean 'page'"),
+        ("question", "a file in this folder is ./question"),
+        ("/no/such/folder/question", "/no/such/folder is no folder that can be written to"),
+        ("/tmp", "which is a folder"),
+    ],
+)
+def test_a_way_to_ask_that_cannot_work_is_refused_before_anything_else(tmp_path, way, words):
+    with pytest.raises(UserError, match=words):
+        Train("tcp/127.0.0.1:1", approve=way, out=tmp_path / "run").run()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("field", ["command_change", "error_factor", "worse", "widen", "authority", "proven"])

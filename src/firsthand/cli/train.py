@@ -5,7 +5,7 @@ import dataclasses
 import os
 import shlex
 import signal
-import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,17 +79,14 @@ class Train:
 
     def run(self) -> int:
         """Train, evaluate, report."""
-        from ..control.machine import address_of
-        from ..robots.environment import GymnasiumRobot, RobotFailed
         from ..runs import RunFolder, provenance
-        from ..training import Trainer, TrainingConfig, TrainingStopped
-        from ..training.control import Control
-        from ..training.display import TrainingDisplay, say
+        from ..training import TrainingConfig
+        from ..training.guard import check_way_to_ask
         from ..training.prior import Prior, gather
         from .results import finish, print_prior
 
-        if self.approve == "ask" and not sys.stdin.isatty():
-            raise UserError("approve is 'ask', but there is no terminal to ask in; give a file: --approve FILE.")
+        if self.approve is not None:
+            check_way_to_ask(self.approve)
         if self.dashboard:
             from ..dashboard import check_installed
 
@@ -121,43 +118,53 @@ class Train:
             run = RunFolder.create(path, config.as_dict(), provenance=provenance.collect(), data=prior.files())
         with run:
             robot, guards = made or self._robot(config)
-            display, control = TrainingDisplay(config, run.path), Control(run.path, address_of(config.robot))
-            if self.approve == "page":
-                for guard in guards:
-                    guard.approve = control.ask
-            trainer = Trainer(robot, config, run, callbacks=(control, *guards, display), prior=prior)
-            if self.resume:
-                for note in trainer.resume():
-                    say(note)
-                say(f"{run.path} has {trainer.episode} of {config.episodes} episodes.")
-            try:
-                with (
-                    stop_on_interrupt(trainer, display, resume_command(config, run)),
-                    display,
-                    self._page(run.path),
-                    self._events(trainer),
-                    control.serving(trainer),
-                ):
-                    trainer.train()
-                    robot.measured()  # a robot that failed in the last episode says so now
-            except RobotFailed as failed:
-                raise UserError(
-                    f"{failed} What it did before is kept ({trainer.episode} episodes); continue with: "
-                    f"{resume_command(config, run)}"
-                ) from failed
-            except TrainingStopped as stopped:
-                say(f"firsthand: {stopped}")
-                return 1
-            if trainer.stop_requested:
-                say(
-                    f"Stopped after episode {trainer.episode}; everything is written. Continue with: "
-                    f"{resume_command(config, run)}"
-                )
-                return 130
-            for note in robot.notes() if isinstance(robot, GymnasiumRobot) else ():
-                say(note)
-        if not self.no_report:
+            with contextlib.closing(robot):
+                code = self._train(run, config, robot, guards, prior)
+        if code == 0 and not self.no_report:
             finish(run.path)
+        return code
+
+    def _train(self, run: Any, config: Any, robot: Any, guards: tuple[Any, ...], prior: Any) -> int:
+        """The training itself; the exit code."""
+        from ..control.machine import address_of
+        from ..robots.environment import GymnasiumRobot, RobotFailed
+        from ..training import Trainer, TrainingStopped
+        from ..training.callbacks import EpisodeAbandoned
+        from ..training.control import Control
+        from ..training.display import TrainingDisplay, say
+
+        display, control = TrainingDisplay(config, run.path), Control(run.path, address_of(config.robot))
+        trainer = Trainer(robot, config, run, callbacks=(control, *guards, display), prior=prior)
+        for guard in guards:
+            guard.approve = self._approval(control, trainer)
+        go_on = resume_command(config, run)
+        if self.resume:
+            for note in trainer.resume():
+                say(note)
+            say(f"{run.path} has {trainer.episode} of {config.episodes} episodes.")
+        try:
+            with (
+                stop_on_interrupt(trainer, display, go_on),
+                display,
+                self._page(run.path),
+                self._events(trainer),
+                control.serving(trainer),
+            ):
+                trainer.train()
+                with contextlib.suppress(EpisodeAbandoned):  # whoever stops does not wait for a robot that is away
+                    robot.measured()  # a robot that failed in the last episode says so now
+        except RobotFailed as failed:
+            raise UserError(
+                f"{failed} What it did before is kept ({trainer.episode} episodes); continue with: {go_on}"
+            ) from failed
+        except TrainingStopped as stopped:
+            say(f"firsthand: {stopped}")
+            return 1
+        if trainer.stop_requested:
+            say(f"Stopped after episode {trainer.episode}; everything is written. Continue with: {go_on}")
+            return 130
+        for note in robot.notes() if isinstance(robot, GymnasiumRobot) else ():
+            say(note)
         return 0
 
     def _origin(self) -> dict[str, Any]:
@@ -174,17 +181,27 @@ class Train:
     def _guards(self, robot: Any) -> tuple[Any, ...]:
         """What looks at each new policy before a machine runs it."""
         from ..robots.onboard import OnboardRobot
-        from ..training.guard import Guard, GuardSettings, ask_by_file, ask_in_terminal
+        from ..training.guard import Guard, GuardSettings
 
         if not isinstance(robot, OnboardRobot):
             if self.authority is not None:
                 raise UserError(f"authority is for a robot across the network (tcp/host:port), not for {self.robot}.")
             if self.approve is None:
                 return ()
-        approve = None
-        if self.approve not in (None, "page"):
-            approve = ask_in_terminal if self.approve == "ask" else ask_by_file(Path(self.approve))
-        return (Guard(GuardSettings(**self._given(("authority",))), approve),)
+        return (Guard(GuardSettings(authority=self.authority)),)
+
+    def _approval(self, control: Any, trainer: Any) -> Any:
+        """How the operator is asked, if he is."""
+        from ..training.guard import ask_by_file, ask_in_terminal
+
+        def stopped() -> bool:
+            return trainer.stop_requested
+
+        if self.approve is None:
+            return None
+        if self.approve == "page":
+            return control.ask
+        return ask_in_terminal(stopped) if self.approve == "ask" else ask_by_file(Path(self.approve), stopped)
 
     def _page(self, run: Path) -> Any:
         """The live page in a process of its own, if it was asked for."""
@@ -289,11 +306,16 @@ def resume_command(config: Any, run: Any) -> str:
     return shlex.join(words)
 
 
+LEAVE_S = 4.0
+"""How long leaving at once may take to stop a machine."""
+
+
 class stop_on_interrupt:
-    """Ctrl-C lets the episode and its files be finished, then stops; a second Ctrl-C stops at once."""
+    """Ctrl-C lets the episode and its files be finished, then stops; a second one stops at once, machine included."""
 
     def __init__(self, trainer: Any, display: Any, resume: str) -> None:
         self.trainer, self.display, self.resume = trainer, display, resume
+        self.leaving = False
 
     def __enter__(self) -> None:
         self.before = signal.signal(signal.SIGINT, self.handle)
@@ -302,7 +324,7 @@ class stop_on_interrupt:
         signal.signal(signal.SIGINT, self.before)
 
     def handle(self, *_: object) -> None:
-        """First: ask. Second: leave.
+        """First: ask. Second: stop the machine and leave. Third: leave.
 
         Not with an exception: raised in a callback of the garbage collector, it would be printed and forgotten. A run
         folder can be left at any instant.
@@ -311,8 +333,21 @@ class stop_on_interrupt:
             self.trainer.stop_requested = True
             self.display.stopping()
             return
+        said = "" if self.leaving else self._stop_machine()
         self.display.leave(
-            f"Stopped in the middle of episode {self.trainer.episode + 1}, which is lost; what was before is written. "
-            f"Continue with: {self.resume}"
+            f"{said}Stopped in the middle of episode {self.trainer.episode + 1}, which is lost; what was before is "
+            f"written. Continue with: {self.resume}"
         )
         os._exit(130)
+
+    def _stop_machine(self) -> str:
+        """What the machine does now. In a thread: this one may be in the middle of talking to the machine."""
+        self.leaving = True
+        stop = getattr(self.trainer.robot, "stop_at_once", None)
+        if stop is None:
+            return ""
+        said = ["The machine could not be told to stop."]
+        thread = threading.Thread(target=lambda: said.append(stop()), daemon=True)
+        thread.start()
+        thread.join(LEAVE_S)
+        return f"{said[-1]} "

@@ -14,6 +14,10 @@ from ..models import Policy
 from ..tasks.base import EvaluationReference, Task
 
 
+class EpisodeAbandoned(Exception):
+    """The robot was stopped before its episode was over; nothing of it is kept."""
+
+
 @dataclass(frozen=True)
 class EpisodeRecord:
     """What a robot reports of N trajectories: raw, as numpy arrays, so that it can be kept and replayed."""
@@ -65,6 +69,11 @@ class AbstractRobot(ABC):
     """A robot as training sees it."""
 
     task: Task
+    hardware: bool = False
+    """Whether a Gymnasium environment moves something real: then no report and no end of training moves it."""
+
+    def close(self) -> None:  # noqa: B027 (most robots have nothing to give back)
+        """Give the robot back: its lease, its environment. It may be used again after that."""
 
     @abstractmethod
     def measured(self) -> Float[np.ndarray, " measured"]:

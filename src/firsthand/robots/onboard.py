@@ -23,6 +23,8 @@ APPROACHES = 4
 """So many trajectories may be spent on going to the start of an evaluation reference."""
 NEAR = 0.02
 """Near enough to such a start, as a share of each joint's range."""
+FIRST_AUTHORITY = 0.5
+"""Share of the command range for a robot of which nothing is known yet."""
 SETTLE_S = 1.0
 """How long a machine stands in neutral before it follows an evaluation reference."""
 
@@ -38,6 +40,8 @@ class OnboardRobot(AbstractRobot):
     """Whether the machine is a simulation that can be put somewhere."""
     before_trajectory: Callable[[], bool] | None = None
     """Called before motion; waits while paused, says whether it did, and may end the episode by an exception."""
+    stop_wanted: Callable[[], bool] | None = None
+    """Says whether somebody wants to stop: then motion that was interrupted is not asked for again."""
 
     @abstractmethod
     def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:

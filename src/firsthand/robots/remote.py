@@ -24,12 +24,14 @@ from firsthand_onboard.runtime import policy_digest
 from ..errors import UserError
 from ..models import Policy
 from ..tasks import Task
-from .onboard import Arrays, OnboardRobot, policy_layers
+from .base import EpisodeAbandoned
+from .onboard import FIRST_AUTHORITY, Arrays, OnboardRobot, policy_layers
 
 PATIENCE_S = 600.0
 """How long an unreachable or faulty robot is waited for."""
-FIRST_AUTHORITY = 0.5
-"""Share of the command range for a robot of which nothing is known yet."""
+STOP_S = 2.0
+"""How long a machine that was told to stop may take to say that it stands."""
+NOT_STOPPED = "The machine does not say that it has stopped: it may move until its lease or its trajectory is over."
 FIND_S = 2.0
 """How long an address is tried when it is first named."""
 CERTIFICATES = "FIRSTHAND_CERTIFICATES"
@@ -194,6 +196,34 @@ class RemoteRobot(OnboardRobot):
             with contextlib.suppress(LinkError):
                 connection.client.send("release")
 
+    def close(self) -> None:
+        """Give the lease back and leave."""
+        disconnect(self.address)
+
+    def stop_at_once(self) -> str:
+        """Stop what this trainer has asked for, from any thread; what the machine then does, as a sentence.
+
+        Without latching: the holder of the lease may arm again. Where nothing of ours moves, nothing is sent.
+        """
+        connection = _CONNECTIONS.get(self.address)
+        if connection is None:
+            return NOT_STOPPED
+        client, deadline = connection.client, time.monotonic() + STOP_S
+        client.drop_lease()
+        try:
+            status = client.ask("status", patience_s=0.5, tries=1).body
+            if status["yours"] or (status["state"] == "moving" and not status["taken"]):
+                status = client.ask("stop", patience_s=0.5).body
+            while status["state"] == "moving" and time.monotonic() < deadline:
+                status = client.ask("status", patience_s=0.5, tries=1).body
+        except LinkError:
+            with contextlib.suppress(LinkError):
+                client.send("stop")  # perhaps only the answers are lost
+            return NOT_STOPPED
+        if status["state"] == "moving":
+            return NOT_STOPPED
+        return f"The machine stands{', until its operator acknowledges it' * (status['state'] == 'fault')}."
+
     def go_home(self) -> None:
         """Let the machine go home if it is served so, without waiting: what comes next on it waits.
 
@@ -336,6 +366,8 @@ class RemoteRobot(OnboardRobot):
                 if self.before_trajectory is not None and self.before_trajectory():
                     self._was_paused, self._trouble = True, None
                     continue
+                if self.stop_wanted is not None and self.stop_wanted():
+                    raise EpisodeAbandoned from None
                 now = time.monotonic()
                 self._trouble = self._trouble or now
                 if now - self._trouble > self.patience_s:

@@ -4,10 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ..robots import EpisodeRecord
-
-
-class EpisodeAbandoned(Exception):
-    """The operator stopped the robot before its episode was over; nothing of it is kept."""
+from ..robots.base import EpisodeAbandoned as EpisodeAbandoned
 
 
 @dataclass(frozen=True)

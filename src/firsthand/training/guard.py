@@ -4,11 +4,15 @@ A callback: it looks at the policy before each episode and may put another one i
 it. What it remembers follows from the run's metrics, so that it is the same after a resume.
 """
 
+import contextlib
 import dataclasses
 import math
+import os
+import select
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +24,18 @@ import jax.numpy as jnp
 from firsthand_onboard.features import measured_part
 from firsthand_onboard.kinematics import tracked_output
 
-from ..errors import UserError
+from ..errors import UserError, suggest
 from ..learner import Rollout
 from ..learner.rollout import imagine, residuals
 from ..models import Policy
 from ..robots import EpisodeRecord
-from ..robots.onboard import OnboardRobot
+from ..robots.onboard import FIRST_AUTHORITY, OnboardRobot
+from ..runs import atomic
 from ..units import METRES, Unit, unit_of
-from .callbacks import Callback, EpisodeSummary
+from .callbacks import Callback, EpisodeAbandoned, EpisodeSummary
 from .data import as_rollout
 from .display import say
-from .loop import policy_from_arrays
+from .loop import SEEN, policy_from_arrays
 
 SHARES = (1.0, 0.5, 0.25)
 """How much of a policy's change is tried, one after the other, before the old policy is kept."""
@@ -38,7 +43,9 @@ REMEMBERED = 5
 """The median error of so many good episodes is what a new one is compared with."""
 
 Approval = Callable[[str], bool]
-"""Shows the operator what is about to run, and says whether it may."""
+"""Shows the operator what is about to run, and says whether it may; `EpisodeAbandoned` where he stops instead."""
+WAYS_TO_ASK = ("ask", "page")
+"""How approval can be asked for, besides through a file."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,9 @@ class GuardSettings:
     worse: float = 3.0
     """An episode whose error is this many times the usual one brings the last good policy back. A payload change
     doubles the error and is no reason to."""
-    authority: float = 0.5
-    """Share of the command range in the first episodes; it widens as the model predicts what then happens."""
+    authority: float | None = None
+    """Share of the command range in the first episodes, by default `FIRST_AUTHORITY`; it widens as the model predicts
+    what then happens. Where it is given, a resumed run goes on with no more than this."""
     widen: float = 1.5
     """Factor by which it widens after each episode that the model predicted well."""
     proven: float = 0.5
@@ -64,10 +72,15 @@ class GuardSettings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > least):
                 raise UserError(f"{name} is {value}, but must be above {least:g}.")
-        if not 0 < self.authority <= 1:
+        if not 0 < self.first_authority <= 1:
             raise UserError(f"authority is {self.authority}, but must be above 0 and at most 1.")
         if not self.proven > 0:
             raise UserError(f"proven is {self.proven}, but must be above 0.")
+
+    @property
+    def first_authority(self) -> float:
+        """Share of the command range on a machine of which nothing is known."""
+        return FIRST_AUTHORITY if self.authority is None else self.authority
 
 
 @dataclass(frozen=True)
@@ -83,21 +96,29 @@ class GuardState:
     go_back: bool = False
     """Whether the next episode runs that one's policy again."""
     excess: float = 0.0
-    """How many times the usual error the last episode had, where that brings the good policy back."""
+    """How many times the usual error the last episode had, where that brings the good policy back; NaN where nothing
+    was measured."""
 
 
-def judged(state: GuardState, settings: GuardSettings, episode: int, error: float, predicted: float) -> GuardState:
+def judged(
+    state: GuardState, settings: GuardSettings, episode: int, error: float, predicted: float, seen: float = 1.0
+) -> GuardState:
     """After an episode with this tracking error, and this error of the model's predictions for it.
 
-    An episode after a return counts as good whatever comes: if the proven policy is as bad, the machine has changed.
+    `seen` is the share of its steps that were measured soundly. Where that is little, or an error is not finite, the
+    episode proves nothing: limits do not widen, and its policy does not count as good. Any other episode after a return
+    counts as good whatever comes: if the proven policy is as bad, the machine has changed.
     """
-    authority = state.authority
-    if episode > 1 and predicted < settings.proven:  # in the first episode there is no model yet
+    authority, well_seen = state.authority, seen > SEEN
+    # In the first episode there is no model yet.
+    if episode > 1 and well_seen and math.isfinite(predicted) and predicted < settings.proven:
         authority = min(1.0, authority * settings.widen)
     usual = statistics.median(state.errors) if state.errors else math.inf
     if not error <= settings.worse * usual and not state.go_back:
         excess = error / usual if usual > 0 else math.inf
         return dataclasses.replace(state, authority=authority, go_back=True, excess=excess)
+    if not (well_seen and math.isfinite(error)):
+        return dataclasses.replace(state, authority=authority)
     errors = (error,) if state.go_back else (*state.errors, error)[-REMEMBERED:]
     return GuardState(authority, errors, episode)
 
@@ -135,14 +156,17 @@ def _forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout) -> t
     states = rollout.states[:, :-1]
     new = jax.vmap(jax.vmap(policy))(states, rollout.previews)
     old = jax.vmap(jax.vmap(ran))(states, rollout.previews)
-    count = jnp.maximum(rollout.valid.sum(), 1)
+    count = rollout.valid.sum()
 
     def mean(values):
-        return jnp.where(rollout.valid, values, 0.0).sum() / count
+        """NaN where nothing was measured: then nothing can be predicted either."""
+        return jnp.where(count > 0, jnp.where(rollout.valid, values, 0.0).sum() / jnp.maximum(count, 1), jnp.nan)
 
     change = jnp.sqrt(mean((((new - old) / half) ** 2).mean(axis=-1)))
     missed = residuals(dynamics, rollout)
-    imagined, _ = jax.vmap(lambda s, p, d: imagine(policy, dynamics, s, p, d))(states[:, 0], rollout.previews, missed)
+    imagined, _ = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))(
+        policy, dynamics, states[:, 0], rollout.previews, missed, rollout.commands, rollout.free
+    )
 
     def error(x):
         output = jax.vmap(jax.vmap(lambda s: tracked_output(spec, measured_part(spec.layout, s))))(x)
@@ -194,10 +218,8 @@ class Guard(Callback):
         assert self.state is not None
         self._record = summary.record
         metrics = summary.metrics
-        self.state = judged(
-            self.state, self.settings, summary.episode, metrics["tracking_error_m"], metrics["prediction_error"]
-        )
-        if not self.state.go_back:
+        self.state = judged(self.state, self.settings, *_what_counts(metrics))
+        if self.state.good_episode == summary.episode:
             self._good = self._ran
 
     def _choose(self, trainer: Any) -> Policy:
@@ -207,10 +229,10 @@ class Guard(Callback):
         if candidate is trainer.operators_policy:
             return candidate
         if self.state.go_back and self._good is not None:
-            say(
-                f"the last episode's error was {self.state.excess:.1f} times the usual one: back to the policy of "
-                f"episode {self.state.good_episode}"
-            )
+            seen = math.isfinite(self.state.excess)
+            why = f"the last episode's error was {self.state.excess:.1f} times the usual one"
+            unseen = "nothing of the last episode was measured"
+            say(f"{why if seen else unseen}: back to the policy of episode {self.state.good_episode}")
             return self._good
         assert ran is not None
         rollout = as_rollout(trainer.task.spec, self._record)
@@ -221,53 +243,128 @@ class Guard(Callback):
             if predicted.within(self.settings):
                 if share < 1.0:
                     say(f"the new policy goes only {share:g} of its way: {predicted}")
-                if self.approve is not None and not self.approve(str(predicted)):
-                    say("the operator did not approve the new policy; the old one runs again")
-                    return ran
-                return policy
+                return self._if_approved(trainer, policy, ran, str(predicted))
         say(f"the new policy is refused ({forecast(candidate, ran, dynamics, rollout, unit)}); the old one runs again")
         return ran
 
+    def _if_approved(self, trainer: Any, policy: Policy, ran: Policy, text: str) -> Policy:
+        if self.approve is None:
+            return policy
+        approved = self.approve(text)
+        if trainer.state.policy is trainer.operators_policy:  # put in place while the question was open
+            return trainer.state.policy
+        if not approved:
+            say("the operator did not approve the new policy; the old one runs again")
+            return ran
+        return policy
+
     def _remember(self, trainer: Any) -> None:
         """What earlier sessions of this run knew."""
-        self.state = GuardState(self.settings.authority)
+        self.state = GuardState(self.settings.first_authority)
         if trainer.run is None or trainer.episode == 0:
             return
-        for row in trainer.run.read_metrics():
-            numbers = row["episode"], row["tracking_error_m"], row["prediction_error"]
-            if numbers[0] <= trainer.episode:
-                used = dataclasses.replace(self.state, authority=row.get("authority", self.state.authority))
-                self.state = judged(used, self.settings, *numbers)
-        if self.settings.authority < GuardSettings.authority:  # whoever resumes with less than usual means it
-            least = min(self.state.authority, self.settings.authority)
-            self.state = dataclasses.replace(self.state, authority=least)
+        self._recall(trainer)
         arrays, _ = trainer.run.load_episode(trainer.episode)
         spec = trainer.task.spec
         self._record, self._ran = EpisodeRecord.from_arrays(arrays), policy_from_arrays(spec, arrays)
         if self.state.good_episode:
             self._good = policy_from_arrays(spec, trainer.run.load_episode(self.state.good_episode)[0])
 
+    def _recall(self, trainer: Any) -> None:
+        """The state from the run's metrics; what was earned on one machine does not hold on another."""
+        assert self.state is not None
+        here, first = trainer.config.robot, self.settings.first_authority
+        moved = False
+        for row in trainer.run.read_metrics():
+            if row["episode"] > trainer.episode:
+                continue
+            moved = row.get("machine", trainer.run.config.get("robot", here)) != here
+            used = row.get("authority", self.state.authority)
+            self.state = judged(dataclasses.replace(self.state, authority=used), self.settings, *_what_counts(row))
+            if moved:
+                self.state = dataclasses.replace(self.state, authority=first)
+        earned, given = self.state.authority, self.settings.authority
+        if moved and isinstance(trainer.robot, OnboardRobot):
+            say(f"the last episode ran on another machine: this one starts with {100 * first:.0f} % of its range")
+        elif given is not None and given > earned:
+            say(f"authority is {given:g}, but the run has earned {earned:g} so far and goes on with that")
+        if given is not None:
+            self.state = dataclasses.replace(self.state, authority=min(earned, given))
 
-def ask_in_terminal(text: str) -> bool:
-    """Approval by typing y."""
-    say(f"The new policy: {text}.")
-    return input("Run it on the robot? [y/N] ").strip().lower() in ("y", "yes")
+
+def _what_counts(metrics: Mapping[str, Any]) -> tuple[int, float, float, float]:
+    """What `judged` needs of a line of metrics.jsonl, where NaN is null."""
+    error, predicted = (
+        math.nan if metrics[name] is None else float(metrics[name]) for name in ("tracking_error_m", "prediction_error")
+    )
+    return int(metrics["episode"]), error, predicted, float(metrics.get("valid_share", 1.0))
 
 
-def ask_by_file(path: Path, *, every_s: float = 0.5) -> Approval:
-    """Approval by a file: the question is written to `path`, and the operator writes yes or no to `path`.answer."""
+def check_way_to_ask(way: str) -> None:
+    """Raise `UserError` where approval could not be asked for in this way: before the robot is ready, not then."""
+    if way == "ask" and not sys.stdin.isatty():
+        raise UserError("approve is 'ask', but there is no terminal to ask in; give a file: --approve FILE.")
+    if way in WAYS_TO_ASK:
+        return
+    if os.sep not in way and "." not in way:
+        raise UserError(
+            f"approve is {way!r}, but must be ask, page or a file{suggest(way, WAYS_TO_ASK)}; a file in this folder is "
+            f"./{way or 'FILE'}."
+        )
+    path = Path(way)
+    if path.is_dir():
+        raise UserError(f"approve is {way}, which is a folder; name a file in it.")
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise UserError(f"approve is {way}, but {path.parent} is no folder that can be written to.")
+
+
+def ask_in_terminal(stopped: Callable[[], bool], *, every_s: float = 0.2) -> Approval:
+    """Approval by typing y; the end of the input (Ctrl-D) is a no. Given up when `stopped` says so."""
+
+    def ask(text: str) -> bool:
+        say(f"The new policy: {text}.")
+        print("Run it on the robot? [y/N] ", end="", flush=True)
+        while True:
+            typed, _, _ = select.select([sys.stdin], [], [], every_s)
+            if stopped():
+                raise EpisodeAbandoned
+            if typed:
+                return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    return ask
+
+
+def ask_by_file(path: Path, stopped: Callable[[], bool], *, every_s: float = 0.5) -> Approval:
+    """Approval by a file: the question is written to `path`, and the operator writes yes or no to `path`.answer.
+
+    Given up when `stopped` says so.
+    """
     answer = path.with_name(path.name + ".answer")
 
     def ask(text: str) -> bool:
-        answer.unlink(missing_ok=True)
-        path.write_text(text + "\n")
+        try:
+            answer.unlink(missing_ok=True)
+            path.write_text(text + "\n")
+        except OSError as error:
+            raise UserError(f"cannot ask through {path}: {atomic.cause(error)}.") from None
         say(f"Waiting for yes or no in {answer}: {text}.")
-        while True:
-            word = answer.read_text().strip().lower() if answer.exists() else ""
-            if word in ("yes", "no"):
-                path.unlink(missing_ok=True)
-                answer.unlink(missing_ok=True)
-                return word == "yes"
-            time.sleep(every_s)
+        try:
+            while (word := _word_in(answer)) not in ("yes", "no"):
+                if stopped():
+                    raise EpisodeAbandoned
+                time.sleep(every_s)
+        finally:
+            for file in (path, answer):
+                with contextlib.suppress(OSError):
+                    file.unlink(missing_ok=True)
+        return word == "yes"
 
     return ask
+
+
+def _word_in(path: Path) -> str:
+    """What somebody has written there, as far as it can be read."""
+    try:
+        return path.read_text().strip().lower()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -9,13 +9,14 @@ import jax
 import numpy as np
 
 from ..evaluation import tracking_metrics
-from ..learner import LearnerState, append, update_model, update_policy
-from ..learner.model_learning import prediction_error
+from ..learner import Improvement, LearnerState, append, update_model, update_policy
+from ..learner.model_learning import ModelReport, prediction_error
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord
 from ..robots.onboard import OnboardRobot
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays, to_arrays
+from ..tasks import Task
 from .callbacks import Callback, EpisodeAbandoned, EpisodeSummary
 from .config import TrainingConfig
 from .data import as_rollout, at_rest_in, imagined_starts, smooth_excitation, visited_rows
@@ -79,6 +80,8 @@ class Trainer:
         self.best_error = float("inf")
         """The `proof` of the policy that is kept."""
         self._errors: list[float] = []
+        if isinstance(robot, OnboardRobot):
+            robot.stop_wanted = lambda: self.stop_requested
 
     def train(self) -> None:
         """Episodes until the configured number is reached or a stop is requested."""
@@ -120,36 +123,14 @@ class Trainer:
         self.episode += 1
         # What a spike or a stuck sensor says is no error of the robot's.
         sound = dataclasses.replace(record, valid=np.asarray(rollout.valid))
-        tracking = tracking_metrics(task.spec, (sound,))
         metrics = {
             "episode": self.episode,
             "robot_time_s": self.episode * task.episode_s,
-            "tracking_error_m": tracking.mean_error_m,
-            "rms_error_m": tracking.rms_error_m,
-            "max_error_m": tracking.max_error_m,
-            "controller_loss": tracking.rms_error_m**2,
-            "cost": float(report.cost),
-            "model_loss": float(model.loss),
-            "prediction_error": float(novelty),
-            "closed_loop_growth": float(growth),
-            "gradient_norm": float(report.step.gradient_norm),
-            "discount": float(report.step.discount),
-            "step_norm": float(report.step.step_norm),
-            "command_step": float(report.step.command_change),
-            "policy_steps": int(report.steps_taken),
-            "predicted_cost": float(report.predicted_cost),
-            "deviation": float(report.deviation),
-            "radius": float(self.state.radius),
-            "cg_iterations": int(report.step.iterations),
-            "cg_residual": float(report.step.relative_residual),
-            "update_accepted": bool(report.step.accepted),
-            "refused_updates": int(self.state.refused),
-            "command_change": tracking.command_change,
-            "limit_hits": tracking.limit_hits,
+            **episode_metrics(task, sound, self.state, model, report, novelty=novelty, growth=growth),
             "update_time_s": update_time,
         }
         if isinstance(self.robot, OnboardRobot):
-            metrics["authority"] = self.robot.authority
+            metrics |= {"authority": self.robot.authority, "machine": self.config.robot}
         summary = EpisodeSummary(self.episode, metrics, record)
         self._keep(summary, policy)
         for callback in self.callbacks:
@@ -176,10 +157,28 @@ class Trainer:
         self.run.append_metrics(summary.metrics)
         error = summary.metrics["tracking_error_m"]
         self._errors = [*self._errors, error][-PROVEN_OVER:]
-        if proof(self._errors) < self.best_error and summary.record.valid.mean() > SEEN:
+        if proof(self._errors) < self.best_error and summary.metrics["valid_share"] > SEEN:
             self.best_error = proof(self._errors)
             self.run.save_best(policy_arrays(policy), {"episode": self.episode, "tracking_error_m": error})
-        self.run.save_checkpoint(self.episode, to_arrays(self._checkpoint()), {"best_error_m": self.best_error})
+        self._save_checkpoint()
+
+    def put(self, state: LearnerState) -> None:
+        """A person puts another learner or policy in place, between two episodes; it holds after a resume, too."""
+        before = self.state, self.operators_policy
+        self.state, self.operators_policy = state, state.policy
+        try:
+            self._save_checkpoint()
+        except BaseException:
+            self.state, self.operators_policy = before
+            raise
+
+    def _save_checkpoint(self) -> None:
+        if self.run is None or self.episode == 0:
+            return
+        info: dict[str, Any] = {"best_error_m": self.best_error}
+        if self.state.policy is self.operators_policy:
+            info["operators_policy"] = self.config.robot
+        self.run.save_checkpoint(self.episode, to_arrays(self._checkpoint()), info)
 
     def _checkpoint(self) -> dict[str, Any]:
         return {"learner": self.state, "robot": self.robot.snapshot()}
@@ -196,6 +195,9 @@ class Trainer:
             self.robot.restore(restored["robot"])
             self.episode = checkpoint.episode
             self.best_error = float(checkpoint.info["best_error_m"])
+            # The same weights on the same robot: what the person decided still holds.
+            if checkpoint.info.get("operators_policy") == self.config.robot:
+                self.operators_policy = self.state.policy
         self.run.rewind(self.episode)
         errors = [row["tracking_error_m"] for row in self.run.read_metrics()][-PROVEN_OVER:]
         self._errors = [float("nan") if error is None else error for error in errors]
@@ -203,6 +205,45 @@ class Trainer:
             arrays, _ = self.run.load_episode(episode)
             self.buffer = append(self.buffer, as_rollout(self.task.spec, EpisodeRecord.from_arrays(arrays)))
         return notes
+
+
+def episode_metrics(
+    task: Task,
+    record: EpisodeRecord,
+    state: LearnerState,
+    model: ModelReport,
+    report: Improvement,
+    *,
+    novelty: Any,
+    growth: Any,
+) -> dict[str, Any]:
+    """What the robot did, as far as its sensors can be believed (`record.valid`), and what both updates did with it."""
+    tracking = tracking_metrics(task.spec, (record,))
+    return {
+        "tracking_error_m": tracking.mean_error_m,
+        "rms_error_m": tracking.rms_error_m,
+        "max_error_m": tracking.max_error_m,
+        "controller_loss": tracking.rms_error_m**2,
+        "cost": float(report.cost),
+        "model_loss": float(model.loss),
+        "prediction_error": float(novelty),
+        "closed_loop_growth": float(growth),
+        "gradient_norm": float(report.step.gradient_norm),
+        "discount": float(report.step.discount),
+        "step_norm": float(report.step.step_norm),
+        "command_step": float(report.step.command_change),
+        "policy_steps": int(report.steps_taken),
+        "predicted_cost": float(report.predicted_cost),
+        "deviation": float(report.deviation),
+        "radius": float(state.radius),
+        "cg_iterations": int(report.step.iterations),
+        "cg_residual": float(report.step.relative_residual),
+        "update_accepted": bool(report.step.accepted),
+        "refused_updates": int(state.refused),
+        "command_change": tracking.command_change,
+        "limit_hits": tracking.limit_hits,
+        "valid_share": float(record.valid.mean()),
+    }
 
 
 def policy_arrays(policy: Policy) -> dict[str, np.ndarray]:

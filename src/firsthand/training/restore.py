@@ -98,8 +98,9 @@ class RestoredRun:
 
     def earned(self, least: float) -> float:
         """Share of the command range that the last episode used; `least` on another machine, and where none is told."""
-        rows = self.metrics() if self.config.robot == self.folder.config.get("robot") else []
-        return float(rows[-1].get("authority", least)) if rows else least
+        rows = self.metrics()
+        machine = rows[-1].get("machine", self.folder.config.get("robot")) if rows else None
+        return float(rows[-1].get("authority", least)) if machine == self.config.robot else least
 
     def on(self, robot: str) -> "RestoredRun":
         """The same run as if its robot were another one, which must have the same control specification."""

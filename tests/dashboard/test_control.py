@@ -4,6 +4,9 @@ import json
 import os
 import resource
 import signal
+import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +14,10 @@ from firsthand.control import files
 from firsthand.control.files import Request
 from firsthand.dashboard.follow import RunFollower
 from firsthand.errors import UserError
+from firsthand.robots import SimulatedRobot
+from firsthand.runs.packed import unpack
+from firsthand.training import TrainingConfig
+from firsthand.training.control import Control
 
 from .processes import ROBOT, SMALL, episodes, started, status, wait_for
 
@@ -68,9 +75,11 @@ def test_what_a_person_asks_for_happens_between_episodes(compiled, tmp_path):
         assert ask(run, "return", 1)["ok"]
         assert ask(run, "reject", fourth["number"])["ok"]
         fifth = question(run, fourth["number"])
+        assert policy(run, 4) == weights[0]
         assert ask(run, "restore", 2)["ok"]
         assert ask(run, "approve", fifth["number"])["ok"]
         wait_for(lambda: episodes(run) >= 5, "the fifth episode")
+        assert policy(run, 5) == kept_policy(run, 2)
         kinds = [event.kind for event in files.read_events(run)]
         assert kinds.count("reject") >= 2
         assert {"checkpoint", "return", "restore"} <= set(kinds)
@@ -91,6 +100,114 @@ def policy(run, episode: int) -> bytes:
 
     arrays, _ = RunFolder.open(run).load_episode(episode)
     return b"".join(arrays[name].tobytes() for name in sorted(arrays) if name.startswith("policy."))
+
+
+def kept_policy(run, episode: int) -> bytes:
+    """The same of a kept checkpoint."""
+    arrays, _ = unpack((run / "kept" / f"{episode:06d}.safetensors").read_bytes())
+    layers = {name: array for name, array in arrays.items() if name.startswith("learner.policy.layers.")}
+    biases_first = sorted(layers, key=lambda name: (name.split(".")[3], name.split(".")[4] != "1"))
+    return b"".join(layers[name].tobytes() for name in biases_first)
+
+
+class Machine:
+    """A machine whose operator must be patient."""
+
+    def __init__(self) -> None:
+        self.seen, self.asked, self.patience = None, [], threading.Event()
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+    def ask(self, kind: str, number: int | None = None) -> str:
+        if kind == "acknowledge":
+            self.patience.wait(60)
+        self.asked.append(kind)
+        return kind
+
+
+@pytest.fixture
+def control(tmp_path):
+    """A control with a machine, and a trainer that only has what it looks at."""
+    made = Control(tmp_path, "tcp/127.0.0.1:1")
+    made._machine = Machine()  # pyright: ignore
+    trainer = SimpleNamespace(
+        robot=SimpleNamespace(before_trajectory=None),
+        config=TrainingConfig.of("excavator", "paper", episodes=3),
+        task=SimpleNamespace(episode_s=1.0),
+        episode=0,
+        phase="",
+        stop_requested=False,
+    )
+    made.begin(trainer)
+    yield made
+    if not made._ended:
+        made._machine.patience.set()  # pyright: ignore
+        made.end("finished")
+
+
+def test_a_stop_does_not_wait_for_an_acknowledgement(control):
+    machine = control._machine
+    first = files.send(control.run, Request("acknowledge", control.session, 1))
+    wait_for(lambda: not files.waiting(control.run), "the request to be read")
+    second = files.send(control.run, Request("stop", control.session))
+    assert answer(control.run, second)["ok"]
+    assert machine.asked == ["stop"]
+    assert control._trainer.stop_requested
+    machine.patience.set()
+    assert answer(control.run, first)["ok"]
+
+
+def test_a_stop_comes_first(control, monkeypatch):
+    taken = []
+    monkeypatch.setattr(control, "_take", lambda name, request: taken.append(request.kind) or "")
+    with control._publishing:  # it is busy, and requests gather
+        wait_for(lambda: control._publishing.locked() and time.sleep(1.0) is None, "a busy moment")
+        for kind in ("pause", "checkpoint", "stop"):
+            files.send(control.run, Request(kind, control.session))
+    wait_for(lambda: len(taken) == 3, "all three")
+    assert taken[0] == "stop"
+
+
+def test_the_end_waits_for_a_stop_that_is_on_its_way(control):
+    machine = control._machine
+    asked = machine.ask
+    machine.ask = lambda kind, number=None: time.sleep(0.5) or asked(kind)
+    files.send(control.run, Request("stop", control.session))
+    wait_for(lambda: control._trainer.stop_requested, "the stop to be read")
+    control.end("stopped")
+    assert machine.asked == ["stop", "close"]
+
+
+def test_nothing_is_said_after_the_end(control, monkeypatch):
+    slow, publish = threading.Event(), files.publish
+
+    def late(run, status):
+        if threading.current_thread().name == "control":
+            slow.set()
+            time.sleep(0.5)
+        publish(run, status)
+
+    monkeypatch.setattr(files, "publish", late)
+    assert slow.wait(60)
+    control.end("finished")
+    time.sleep(1.0)
+    assert status(control.run)["state"] == "finished"
+
+
+def test_a_fault_of_a_simulation_is_not_taken_for_a_tag(control, monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("the simulation is wrong")
+
+    control._trainer.robot = robot = SimulatedRobot.__new__(SimulatedRobot)
+    robot.task = SimpleNamespace()  # pyright: ignore
+    monkeypatch.setattr("firsthand.robots.registry.make_robot", broken)
+    with pytest.raises(ValueError, match="simulation is wrong"):
+        control._set_payload("300 kg")
+    assert "marked with stones" in control._set_payload("stones")
 
 
 @pytest.mark.parametrize(

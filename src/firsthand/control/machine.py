@@ -97,13 +97,16 @@ class Operator:
 
 
 class Watch:
-    """A thread that owns the operator's link to a machine: looks at it, and does what others ask."""
+    """A thread that owns the operator's link to a machine: looks at it, and acknowledges where others ask.
+
+    A stop waits for neither: it has a link of its own, in the thread of whoever asks.
+    """
 
     def __init__(self, address: str) -> None:
         self.operator = Operator(address)
         self.seen: dict[str, Any] | None = None
         """What the machine said last."""
-        self._asked: queue.Queue[tuple[str, Any, queue.Queue] | None] = queue.Queue()
+        self._asked: queue.Queue[tuple[int, queue.Queue] | None] = queue.Queue()
 
     def start(self) -> None:
         """Begin to look."""
@@ -115,8 +118,11 @@ class Watch:
 
     def ask(self, kind: str, number: Any = None) -> str:
         """Stop or acknowledge, from another thread; what to tell the person."""
+        if kind == "stop":
+            with contextlib.closing(Operator(self.operator.address)) as other:
+                return other.stop()
         answer: queue.Queue = queue.Queue()
-        self._asked.put((kind, number, answer))
+        self._asked.put((int(number), answer))
         try:
             result = answer.get(timeout=15.0)
         except queue.Empty:
@@ -136,9 +142,9 @@ class Watch:
             if asked is None:
                 self.operator.close()
                 return
-            kind, number, answer = asked
+            number, answer = asked
             try:
-                answer.put(self.operator.stop() if kind == "stop" else self.operator.acknowledge(int(number)))
+                answer.put(self.operator.acknowledge(number))
             except UserError as error:
                 answer.put(error)
             self.seen = self.operator.look()

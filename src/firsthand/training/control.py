@@ -36,6 +36,8 @@ BEAT_S = 0.5
 """How often the trainer says that it lives."""
 TIMED = 10
 """The time left follows from so many of the newest episodes."""
+GOODBYE_S = 15.0
+"""How long the end waits for what is still being asked of the machine."""
 KEPT = "kept"
 """The run's folder for checkpoints that a person wants to stay."""
 
@@ -60,6 +62,9 @@ class Control(Callback):
         self._began = 0.0
         self._beat = 0
         self._ended = self._message = ""
+        self._publishing = threading.Lock()
+        self._asking: list[threading.Thread] = []
+        """Threads that wait for the machine's answers."""
 
     # Around the training.
 
@@ -78,13 +83,18 @@ class Control(Callback):
             self._set_payload(str(payloads[-1].extra.get("tag", "")))
         self._publish()
         self._done = threading.Event()
-        threading.Thread(target=self._serve, name="control", daemon=True).start()
+        self._listening = threading.Thread(target=self._serve, name="control", daemon=True)
+        self._listening.start()
         if self._machine is not None:
             self._machine.start()
 
     def end(self, state: str, message: str = "") -> None:
-        """Say how it ended, and stop listening."""
+        """Stop listening, and say how it ended: nothing is said after that."""
         self._done.set()
+        deadline = time.monotonic() + GOODBYE_S
+        self._listening.join(GOODBYE_S)
+        for thread in self._asking:  # a stop for the machine may still be on its way
+            thread.join(max(deadline - time.monotonic(), 0.0))
         if self._machine is not None:
             self._machine.close()
         with self._changed:
@@ -144,6 +154,7 @@ class Control(Callback):
                 if self._stop_now or self._trainer.stop_requested:
                     raise EpisodeAbandoned
                 self._deal()
+            self._deal()  # what was asked for before the answer
         finally:
             with self._changed:
                 self._question = None
@@ -171,17 +182,16 @@ class Control(Callback):
     def _set_payload(self, tag: str) -> str:
         robot, config = self._trainer.robot, self._trainer.config
         text = f"episodes are now marked with {tag}"
-        with contextlib.suppress(ValueError):
-            weight = float(tag.removesuffix("kg"))
-            if isinstance(robot, SimulatedRobot):
-                from ..robots.registry import make_robot
+        weight = _kilograms(tag)
+        if weight is not None and isinstance(robot, SimulatedRobot):
+            from ..robots.registry import make_robot
 
-                dataclasses.replace(config, payload_kg=weight)  # refuses what no run may have
-                other = make_robot(config.robot, robot.task, payload_kg=weight, seed=config.seed)
-                assert isinstance(other, SimulatedRobot)
-                robot.plant = other.plant
-                tag = f"{weight:g} kg"
-                text = f"the simulated robot now carries {tag}"
+            dataclasses.replace(config, payload_kg=weight)  # refuses what no run may have
+            other = make_robot(config.robot, robot.task, payload_kg=weight, seed=config.seed)
+            assert isinstance(other, SimulatedRobot)
+            robot.plant = other.plant
+            tag = f"{weight:g} kg"
+            text = f"the simulated robot now carries {tag}"
         self._payload = tag
         return text
 
@@ -220,8 +230,7 @@ class Control(Callback):
 
     def _put(self, state: Any) -> None:
         unknown = jnp.full_like(state.expected_cost, jnp.nan)
-        self._trainer.state = dataclasses.replace(state, expected_cost=unknown)
-        self._trainer.operators_policy = self._trainer.state.policy
+        self._trainer.put(dataclasses.replace(state, expected_cost=unknown))
 
     def _mark(self, kind: str, text: str, extra: dict[str, Any] | None = None, episode: int | None = None) -> None:
         with contextlib.suppress(OSError):
@@ -234,12 +243,18 @@ class Control(Callback):
         published = 0.0
         while not self._done.wait(EVERY_S):
             names = files.waiting(self.run)
-            for name in names:
+            for name in sorted(names, key=self._is_no_stop):  # a stop first, whatever came before it
                 self._receive(name)
             self._watch_faults()
             if names or time.monotonic() - published >= BEAT_S:
                 self._publish()
                 published = time.monotonic()
+
+    def _is_no_stop(self, name: str) -> bool:
+        try:
+            return files.read_request(self.run, name).kind != "stop"
+        except UserError:
+            return True
 
     def _receive(self, name: str) -> None:
         kind = "unknown"
@@ -266,11 +281,11 @@ class Control(Callback):
                 self._changed.notify_all()
             return "goes on"
         if request.kind == "stop":
-            return self._stop()
+            return self._stop(name)
         if request.kind == "acknowledge":
             if self._machine is None:
                 raise UserError("this robot is simulated and has no fault to acknowledge.")
-            return self._machine.ask("acknowledge", request.value)
+            return self._ask_machine(name, "acknowledge", request.value)
         if request.kind in ("approve", "reject"):
             return self._decide(request)
         self._todo.append((name, request))
@@ -284,15 +299,30 @@ class Control(Callback):
         stepped = hasattr(robot, "before_trajectory")
         return f"pauses after this {'trajectory' if stepped else 'episode'}"
 
-    def _stop(self) -> str:
+    def _stop(self, name: str) -> str | None:
         self._trainer.stop_requested = True
         stepped = hasattr(self._trainer.robot, "before_trajectory")
         with self._changed:
             self._stop_now = stepped or self._paused
             self._changed.notify_all()
         if self._machine is not None:
-            return self._machine.ask("stop")
+            return self._ask_machine(name, "stop")
         return f"stops after this {'trajectory' if stepped else 'episode'}"
+
+    def _ask_machine(self, name: str, kind: str, number: Any = None) -> None:
+        """In a thread of its own: a machine may take seconds to answer, and the next request must not wait for it."""
+        machine = self._machine
+        assert machine is not None
+
+        def ask() -> None:
+            try:
+                self._answer(name, kind, True, machine.ask(kind, number))
+            except UserError as error:
+                self._answer(name, kind, False, str(error))
+
+        thread = threading.Thread(target=ask, name=kind, daemon=True)
+        self._asking = [other for other in self._asking if other.is_alive()] + [thread]
+        thread.start()
 
     def _decide(self, request: Request) -> str:
         with self._changed:
@@ -313,7 +343,8 @@ class Control(Callback):
             self._answers.append({"request": name, "kind": kind, "ok": ok, "text": text})
 
     def _publish(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk stops the training, and says so; not this
+        # One at a time: what was true before must not replace what is true now.
+        with self._publishing, contextlib.suppress(OSError):  # a full disk stops the training, and says so; not this
             files.publish(self.run, self._status())
 
     def _status(self) -> Status:
@@ -353,6 +384,13 @@ class Control(Callback):
         if self._paused:
             return "paused" if self._holding else "pausing"
         return "running"
+
+
+def _kilograms(tag: str) -> float | None:
+    try:
+        return float(tag.removesuffix("kg"))
+    except ValueError:
+        return None
 
 
 class _Serving:

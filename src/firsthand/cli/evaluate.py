@@ -1,6 +1,7 @@
 """`firsthand evaluate`."""
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -50,9 +51,9 @@ class Evaluate:
         policy = restored.newest_policy() if self.newest else restored.policy(self.episode)
         if self.on is not None:
             restored = restored.on(self.on)
-        robot = restored.robot()
-        set_authority(robot, self.authority)
-        result = evaluate(robot, policy, speed=self.speed)
+        with closing(restored.robot()) as robot:
+            set_authority(robot, self.authority)
+            result = evaluate(robot, policy, speed=self.speed)
         oracle = oracle_beside(result, oracle_of(restored, compute=self.oracle, speed=self.speed))
         if self.json:
             data = result.as_dict()

@@ -1,6 +1,7 @@
 """`firsthand inspect`."""
 
 import signal
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,13 +52,14 @@ class Inspect:
             raise UserError(
                 f"amplitude is {self.amplitude:g}, but the robot may use only {given:g} of its range; give --authority."
             )
-        check_goes_on(robot)
-        say(
-            f"Inspecting {self.robot}: {task.spec.layout.num_commands} channels, pushes up to {self.amplitude:g} of "
-            f"half the command range, about {settings.minutes:g} min of robot time. Ctrl-C stops."
-        )
-        with _Interrupt() as interrupt, _Bar(task.spec.period_s, plan.total) as bar:
-            recording = excite(robot, settings, progress=bar.show, stop=interrupt.pressed)
+        with closing(robot):
+            check_goes_on(robot)
+            say(
+                f"Inspecting {self.robot}: {task.spec.layout.num_commands} channels, pushes up to {self.amplitude:g} "
+                f"of half the command range, about {settings.minutes:g} min of robot time. Ctrl-C stops."
+            )
+            with _Interrupt() as interrupt, _Bar(task.spec.period_s, plan.total) as bar:
+                recording = excite(robot, settings, progress=bar.show, stop=interrupt.pressed)
         if not recording.pushes:
             say(f"Stopped before the first push ({recording.stopped}); the robot is neutral, and nothing is written.")
             return 130

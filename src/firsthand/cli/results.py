@@ -1,5 +1,6 @@
 """What is shown after training and by `firsthand evaluate`."""
 
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -127,11 +128,11 @@ def finish(path: Path) -> None:
     from ..report.gather import can_go_back, not_moved
 
     restored = RestoredRun.open(path)
-    robot = restored.robot()
-    if not can_go_back(robot):
+    with closing(restored.robot()) as robot:
+        result = evaluate(robot, restored.policy()) if can_go_back(robot) else None
+    if result is None:
         say(not_moved(path))
         print(f"Report: {write_report(path)}")
         return
-    result = evaluate(robot, restored.policy())
     print_evaluation(restored, result, oracle_beside(result, oracle_of(restored, compute=False)))
     print(f"Report: {write_report(path)}")

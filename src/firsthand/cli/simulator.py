@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,7 +56,11 @@ class Record:
         }
         robot = make_robot(self.robot, task, payload_kg=self.payload, seed=self.seed)
         set_authority(robot, self.authority)
-        with RunFolder.create(self.out, config, provenance=provenance.collect()) as run, _progress("recording") as bar:
+        with (
+            closing(robot),
+            RunFolder.create(self.out, config, provenance=provenance.collect()) as run,
+            _progress("recording") as bar,
+        ):
             line = bar.add_task("recording", total=self.minutes, status="")
 
             def show(minutes: float) -> None:

@@ -210,19 +210,23 @@ class RemoteRobot(OnboardRobot):
             return NOT_STOPPED
         client, deadline = connection.client, time.monotonic() + STOP_S
         client.drop_lease()
+        with contextlib.suppress(LinkError):
+            status = self._status_now(client)
+            if status is None or status["yours"] or (status["state"] == "moving" and not status["taken"]):
+                client.send("stop")  # once: from somebody without the lease, as we are after it, a stop latches
+                status = self._status_now(client)
+            while status is not None and status["state"] == "moving" and time.monotonic() < deadline:
+                status = self._status_now(client)
+            if status is not None and status["state"] != "moving":
+                return f"The machine stands{', until its operator acknowledges it' * (status['state'] == 'fault')}."
+        return NOT_STOPPED
+
+    @staticmethod
+    def _status_now(client: ClientEnd) -> Mapping[str, Any] | None:
         try:
-            status = client.ask("status", patience_s=0.5, tries=1).body
-            if status["yours"] or (status["state"] == "moving" and not status["taken"]):
-                status = client.ask("stop", patience_s=0.5).body
-            while status["state"] == "moving" and time.monotonic() < deadline:
-                status = client.ask("status", patience_s=0.5, tries=1).body
+            return client.ask("status", patience_s=0.5, tries=1).body
         except LinkError:
-            with contextlib.suppress(LinkError):
-                client.send("stop")  # perhaps only the answers are lost
-            return NOT_STOPPED
-        if status["state"] == "moving":
-            return NOT_STOPPED
-        return f"The machine stands{', until its operator acknowledges it' * (status['state'] == 'fault')}."
+            return None
 
     def go_home(self) -> None:
         """Let the machine go home if it is served so, without waiting: what comes next on it waits.

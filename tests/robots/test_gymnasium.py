@@ -13,7 +13,9 @@ from gymnasium import spaces
 from firsthand.errors import UserError
 from firsthand.learner import Buffer, append
 from firsthand.models import Policy
+from firsthand.report.gather import can_go_back
 from firsthand.robots import EpisodeRecord
+from firsthand.robots.base import EpisodeAbandoned
 from firsthand.robots.delay import DelayedCommands
 from firsthand.robots.environment import GymnasiumRobot, Outcome, RobotFailed
 from firsthand.robots.gymnasium import GymnasiumTask
@@ -382,3 +384,79 @@ def test_a_setting_of_the_wrong_kind_is_named() -> None:
     object.__setattr__(task, "command_memory", "x")  # as in a user's file, where nothing checks types
     with pytest.raises(UserError, match="command_memory is 'x', but must be a whole number"):
         task.make_task()
+
+
+class Logged(Cart):
+    """Remembers what it was told, over all environments."""
+
+    def __init__(self, log: list[Any], trouble: Callable[[int, np.ndarray], str | None] = lambda *_: None) -> None:
+        super().__init__(trouble)
+        self.log = log
+
+    def step(self, action: np.ndarray):
+        self.log.append(float(action[0]))
+        return super().step(action)
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+def logged(hardware: bool, **changes: Any) -> tuple[GymnasiumRobot, list[Any]]:
+    log: list[Any] = []
+    source = cart_task(lambda: Logged(log, **changes), hardware=hardware)
+    robot = robot_of(source)
+    log.clear()
+    return robot, log
+
+
+def test_hardware_is_neutral_after_each_episode_and_when_it_is_given_back():
+    robot, log = logged(hardware=True)
+    policy, goals = policy_of(robot), np.full((2, 1), 0.5)
+    robot.run_episode(policy, goals)
+    assert len(log) == 2 * 12 + 1
+    assert log[-1] == 0.0 != log[-2]
+    before = robot.measured()
+    record = robot.run_episode(policy, goals)
+    np.testing.assert_array_equal(record.measured[0, 0], before)
+    robot.close()
+    robot.close()
+    assert log[-2:] == [0.0, "closed"]
+
+
+def test_hardware_is_neutral_also_when_the_episode_is_given_up_or_fails():
+    robot, log = logged(hardware=True)
+    policy, goals = policy_of(robot), np.full((2, 1), 0.5)
+    calls = iter([None, EpisodeAbandoned()])
+
+    def before_trajectory() -> None:
+        if (what := next(calls)) is not None:
+            raise what
+
+    robot.before_trajectory = before_trajectory
+    with pytest.raises(EpisodeAbandoned):
+        robot.run_episode(policy, goals)
+    assert log[-1] == 0.0 != log[-2]
+
+    robot, log = logged(hardware=True, trouble=lambda step, state: "raise" if step == 6 else None)
+    robot.run_episode(policy, goals)
+    assert log[-1] == 0.0
+    with pytest.raises(RobotFailed, match="cable is off"):
+        robot.measured()
+
+
+def test_hardware_is_not_moved_unless_that_is_asked_for():
+    robot, log = logged(hardware=True)
+    assert not can_go_back(robot)
+    policy = policy_of(robot)
+    robot.run_episode(policy, np.full((1, 1), 0.5))
+    robot.follow(policy, robot.task.evaluation(robot.task.evaluation_speed)[:1])
+    assert log[12:15] == [0.0, 0.0, "closed"]  # there is only one of it
+    assert log[-2:] == [0.0, "closed"]
+
+
+def test_a_simulation_is_closed_too_and_gets_no_command_more():
+    robot, log = logged(hardware=False)
+    assert can_go_back(robot)
+    robot.run_episode(policy_of(robot), np.full((2, 1), 0.5))
+    robot.close()
+    assert (len(log), log[-1]) == (2 * 12 + 1, "closed")

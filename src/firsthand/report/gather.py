@@ -82,7 +82,8 @@ def gather(path: Path) -> RunReport:
     spec = restored.task.spec
     history = History.of(restored.config.robot, rows)
     episodes = tuple(PathPanel.of(f"episode {k}", spec, restored.record(k)) for k in chosen)
-    if is_address(restored.config.robot):
+    robot = restored.robot()
+    if is_address(restored.config.robot) or robot.hardware:
         record = restored.record(stored[-1])
         moved = np.flatnonzero(record.valid.any(axis=1))
         last = int(moved[-1]) if len(moved) else 0
@@ -97,7 +98,6 @@ def gather(path: Path) -> RunReport:
             poses=Poses.of(title, spec, record, last),
             oracle=None,
         )
-    robot = restored.robot()
     policies = [(f"episode {episode}", restored.policy(episode)) for episode in chosen[:2]]
     evaluations = [(name, evaluate(robot, policy)) for name, policy in [*policies, kept(restored, stored[-1])]]
     evaluation = evaluations[-1][1]
@@ -119,6 +119,8 @@ def gather(path: Path) -> RunReport:
 
 def can_go_back(robot: AbstractRobot) -> bool:
     """Whether a policy that was bad can be run again without harm: not on a machine that is no simulation."""
+    if robot.hardware:
+        return False
     return not isinstance(robot, OnboardRobot) or robot.can_reset
 
 

@@ -1,5 +1,6 @@
 """A Gymnasium environment, stepped in Python by the policy that also runs on a machine."""
 
+import contextlib
 import enum
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -111,7 +112,12 @@ class Driver:
 
     def close(self) -> None:
         """Give the environment back."""
-        self.env.close()
+        self._call("close()", self.env.close)
+
+    def rest(self) -> None:
+        """One neutral command, so that the robot is not left with the last one."""
+        if self.step(neutral(self.spec)) is not Outcome.GOING:
+            self.reset()
 
     def reset(self, seed: int | None = None) -> None:
         """Start anew, wherever the environment puts the robot."""
@@ -213,8 +219,8 @@ class GymnasiumRobot(AbstractRobot):
     before_trajectory: Callable[[], object] | None = None
     """Called before each trajectory of an episode; may wait, and may end the episode by an exception."""
 
-    def __init__(self, environment: Environment, task: Task, *, seed: int = 0) -> None:
-        self.environment, self.task, self.seed = environment, task, seed
+    def __init__(self, environment: Environment, task: Task, *, seed: int = 0, hardware: bool = False) -> None:
+        self.environment, self.task, self.seed, self.hardware = environment, task, seed, hardware
         self.cuts: Counter[Outcome] = Counter()
         """Why trajectories were cut, and how often."""
         self._driver: Driver | None = None
@@ -233,17 +239,41 @@ class GymnasiumRobot(AbstractRobot):
         """What was measured last; says why, if the environment failed since."""
         return self.driver.measured()
 
+    def close(self) -> None:
+        """Close the environment, hardware in neutral; the next use makes a new one."""
+        if self._driver is None:
+            return
+        self._rest()
+        driver, self._driver = self._driver, None
+        with contextlib.suppress(*((RobotFailed,) if self._failure else ())):  # why it failed is said already
+            driver.close()
+
+    def _rest(self) -> None:
+        """Hardware goes neutral, also after a failure; a failure of this itself is raised by the next call."""
+        if not self.hardware or self._driver is None:
+            return
+        try:
+            self._driver.rest()
+        except RobotFailed as failure:
+            self._failure = self._failure or failure
+
     def run_episode(
         self,
         policy: Policy,
         goals: Float[np.ndarray, "trajectories goal"],
         excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
     ) -> EpisodeRecord:
-        """Step by step in Python.
+        """Step by step in Python; hardware ends in neutral, however the episode ends.
 
         When the environment fails in the middle, what it did before is returned, and the failure is raised by the next
         call of any method: what was seen can be learned from and kept.
         """
+        try:
+            return self._visit(policy, goals, excitation)
+        finally:
+            self._rest()
+
+    def _visit(self, policy: Policy, goals: np.ndarray, excitation: np.ndarray | None) -> EpisodeRecord:
         driver, run = self.driver, numpy_policy(policy)
         trajectories: list[Trajectory] = []
         for i, goal in enumerate(goals):
@@ -287,12 +317,18 @@ class GymnasiumRobot(AbstractRobot):
         """In an environment of its own, seeded the same every time, so that training goes on undisturbed.
 
         The robot is placed at the start where the environment allows it. Elsewhere the policy leads it there from a
-        reset and holds it for a second; that does not count.
+        reset and holds it for a second; that does not count. Hardware there is only once: training's environment is
+        closed before.
         """
+        if self.hardware:
+            self.close()
         driver, run = Driver(self.environment, self.task.spec, seed=0), numpy_policy(policy)
         try:
             return tuple(self._follow_one(driver, run, reference) for reference in references)
         finally:
+            if self.hardware:
+                with contextlib.suppress(RobotFailed):
+                    driver.rest()
             driver.close()
 
     def _follow_one(self, driver: Driver, run: NumpyPolicy, reference: EvaluationReference) -> EpisodeRecord:

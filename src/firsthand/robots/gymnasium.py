@@ -98,6 +98,9 @@ class GymnasiumTask:
     """What the policy's inputs are divided by; by default from limits and rates."""
     unit: str | None = None
     """Unit of what is tracked, for tables and figures; by default rad where only `angles` are tracked, otherwise m."""
+    hardware: bool = False
+    """Whether the environment moves something real: then it is neutral after each episode, and only training and
+    `firsthand evaluate` move it."""
 
     def make_task(self) -> Task:
         """The task, derived from what was given and from the environment's spaces."""
@@ -107,7 +110,7 @@ class GymnasiumTask:
         """The environment, made when it is first needed."""
         if payload_kg:
             raise UserError(f"payload is {payload_kg} kg, but {task.name} cannot carry one; leave it out.")
-        return GymnasiumRobot(_Reader(self), task, seed=seed)
+        return GymnasiumRobot(_Reader(self), task, seed=seed, hardware=self.hardware)
 
     @cached_property
     def _task(self) -> Task:

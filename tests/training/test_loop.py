@@ -224,6 +224,25 @@ def test_data_that_blows_up_the_model_stops_the_run(
     assert "episode 2: " not in said
 
 
+def test_a_policy_is_not_proven_by_the_few_steps_that_a_bad_sensor_leaves(task: Task, run: RunFolder) -> None:
+    def spoil(record: EpisodeRecord) -> EpisodeRecord:
+        measured = record.measured.copy()
+        measured[:, 6:] = 1e6  # finite, and far outside the scale
+        return dataclasses.replace(record, measured=measured)
+
+    robot = Distorted(ScalarPlant(), task)
+    robot.distort = spoil
+    trainer = Trainer(robot, config(HYPER["paper"]), run)
+    summary = trainer.run_episode()
+    assert summary.record.valid.all()
+    assert summary.metrics["valid_share"] == pytest.approx(5 / 20)
+    assert np.isfinite(summary.metrics["tracking_error_m"])
+    assert run.load_best() is None
+    robot.distort = lambda record: record
+    assert trainer.run_episode().metrics["valid_share"] == 1.0
+    assert run.load_best() is not None
+
+
 def test_a_good_update_ends_a_row_of_refused_ones(task: Task) -> None:
     # A cost that is not finite, though all data are: the gradient is to blame, not the model.
     trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]))

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from firsthand_onboard import SpecError
-from firsthand_onboard.ros2 import neutral_of, sources
+from firsthand_onboard import SpecError, ros2
+from firsthand_onboard.machine import MachineError
+from firsthand_onboard.ros2 import Ros2Machine, neutral_of, sources
 from firsthand_onboard.toy import toy_spec
 
 from .processes import connect, free_port, random_policy, send_policy, wait_for
@@ -45,7 +48,7 @@ DRIVER = """
 import json, sys, time
 import numpy as np
 from firsthand_onboard.ros2 import Ros2Machine
-machine = Ros2Machine(sys.argv[1], "/toy/states", "/toy/commands", patience_s=5, startup_s=50)
+machine = Ros2Machine(sys.argv[1], "/toy/states", "/toy/commands", patience_s=5, startup_s=50, fresh_s=5)
 first = machine.read().tolist()
 deadline = time.monotonic() + 50
 while machine.read()[0] < first[0] + 0.2 and time.monotonic() < deadline:
@@ -77,7 +80,8 @@ def first():
         publish(-1.0)
 thread = threading.Thread(target=first)
 thread.start()
-machine = Ros2Machine(sys.argv[1], "/toy/states", "/toy/commands", patience_s=60, startup_s=50)
+machine = Ros2Machine(sys.argv[1], "/toy/states", "/toy/commands", patience_s=60, startup_s=50, fresh_s=60)
+machine.read()
 ready.set()
 thread.join()
 seen = []
@@ -117,7 +121,13 @@ class Ros:
     @contextlib.contextmanager
     def serve(self, address: str) -> Iterator[None]:
         """The onboard program, with the bridge as its machine."""
-        options = {"spec": self.spec, "states": "/toy/states", "commands": "/toy/commands", "patience_s": 5}
+        options = {
+            "spec": self.spec,
+            "states": "/toy/states",
+            "commands": "/toy/commands",
+            "patience_s": 5,
+            "fresh_s": 5,
+        }
         words = [word for name, value in options.items() for word in ("--machine-option", f"{name}={value}")]
         command = [
             PYTHON,
@@ -170,6 +180,115 @@ def test_neutral_is_what_is_given_or_zero_where_that_is_sure():
     pump = dataclasses.replace(spec, limits=dataclasses.replace(spec.limits, command_low=(0.0, -1.0)))
     with pytest.raises(SpecError, match="neutral="):
         neutral_of(pump, "")
+
+
+class Graph:
+    """As much of rclpy as the bridge uses, and a clock that only moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.time, self.waiting, self.published = 100.0, [], []
+        self.handle, self.msg_type, self.raw = self, None, False
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def create_node(self, name: str, context: object) -> "Graph":
+        return self
+
+    def create_publisher(self, *_: object) -> Any:
+        publish, listeners = (lambda message: self.published.append(message["data"])), lambda: int(self.time > 103)
+        return SimpleNamespace(publish=publish, get_subscription_count=listeners)
+
+    def destroy_node(self) -> None:
+        pass
+
+    def create_subscription(self, *_: object) -> "Graph":
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def take_message(self, *_: object) -> tuple[Any, None] | None:
+        return (self.waiting.pop(0), None) if self.waiting else None
+
+    def says(self, value: float) -> None:
+        """A joint state arrives."""
+        state = {"name": ["shoulder", "elbow"], "position": [value] * 2, "velocity": [0.0] * 2, "effort": []}
+        self.waiting.append(SimpleNamespace(**state))
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
+    """In place of ROS 2."""
+    made = Graph()
+    rclpy = SimpleNamespace(
+        Context=lambda: None, init=lambda context: None, create_node=made.create_node, shutdown=lambda context: None
+    )
+    for name, module in {
+        "rclpy": rclpy,
+        "rclpy.qos": SimpleNamespace(qos_profile_sensor_data=None),
+        "sensor_msgs": SimpleNamespace(),
+        "sensor_msgs.msg": SimpleNamespace(JointState=None),
+        "std_msgs": SimpleNamespace(),
+        "std_msgs.msg": SimpleNamespace(Float64MultiArray=dict),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(ros2, "time", made)
+    return made
+
+
+def bridge(folder: Path) -> Ros2Machine:
+    file = folder / "spec.json"
+    file.write_text(toy_spec().to_json())
+    return Ros2Machine(str(file))
+
+
+def test_neutral_goes_out_before_anything_is_waited_for(graph, tmp_path):
+    machine = bridge(tmp_path)
+    assert graph.time == 100.0
+    machine.neutral()
+    assert graph.published == [[0.0, 0.0]]
+    with pytest.raises(MachineError, match="within 10 s"):
+        machine.read()
+    assert len(graph.published) > 100  # and all the time while it waits
+    graph.says(0.5)
+    assert machine.read()[0] == 0.5
+
+
+def test_the_second_node_is_waited_for_until_somebody_listens(graph, tmp_path):
+    bridge(tmp_path)
+    Ros2Machine.standby(spec=str(tmp_path / "spec.json"))
+    assert graph.time > 103
+    graph.time = 0.0
+    with pytest.raises(MachineError, match="nobody takes commands on /commands within 2 s"):
+        Ros2Machine.standby(spec=str(tmp_path / "spec.json"), startup_s="2")
+
+
+def test_a_joint_state_that_came_before_the_last_reading_is_missing(graph, tmp_path):
+    machine, period = bridge(tmp_path), toy_spec().period_s
+    graph.says(1.0)
+    assert machine.read()[0] == 1.0
+    for value in (2.0, 3.0):
+        graph.sleep(period)
+        graph.says(value)
+        assert machine.read()[0] == value
+    graph.sleep(0.4 * period)
+    assert machine.read()[0] == 3.0
+    for _ in range(3):
+        graph.sleep(period)
+        assert np.isnan(machine.read()).all()
+    graph.says(4.0)
+    graph.sleep(period)
+    assert machine.read()[0] == 4.0
+    graph.sleep(0.3)
+    with pytest.raises(MachineError, match=r"for 0\.2 s"):
+        machine.read()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The watchdog process and the loop's way around it, with drivers that misbehave."""
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,20 +13,23 @@ from firsthand_onboard.machine import MachineError
 from firsthand_onboard.watchdog import WatchedMachine
 
 DRIVER = """
-import sys
+import sys, time
 import numpy as np
 
 class Driver:
     {declared}
+    waited = moved = False
 
     def __init__(self, log):
         self.log = open(log, "a", buffering=1)
+        self.log.write("made\\n")
 
     def read(self):
         return {reading}
 
     def write(self, command):
         self.log.write("write\\n")
+        self.moved = True
         {on_write}
 
     def neutral(self):
@@ -40,10 +44,12 @@ def driven(tmp_path: Path):
     """Makes a machine whose driver does what a test says, behind a real watchdog process."""
     made = []
 
-    def make(*, declared: str = "pass", reading: str = "[1.0, 2.0]", on_write: str = "pass") -> WatchedMachine:
+    def make(
+        *, declared: str = "pass", reading: str = "[1.0, 2.0]", on_write: str = "pass", timeout_s: float = 5.0
+    ) -> WatchedMachine:
         file = tmp_path / f"driver_{tmp_path.name}.py"
         file.write_text(DRIVER.format(declared=declared, reading=reading, on_write=on_write))
-        made.append(WatchedMachine(f"{file}:Driver", {"log": str(tmp_path / "log")}, timeout_s=5.0))
+        made.append(WatchedMachine(f"{file}:Driver", {"log": str(tmp_path / "log")}, timeout_s=timeout_s))
         return made[-1]
 
     yield make
@@ -58,7 +64,7 @@ def did(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("reading", ["'text'", "{'a': 1.0}", "[[1.0, 2.0], [3.0]]", "object()"])
 def test_a_reading_that_is_no_array_is_a_fault_and_not_the_end_of_the_watchdog(driven: Driven, tmp_path, reading):
-    machine = driven(reading=reading)
+    machine = driven(reading=f"{reading} if self.moved else [1.0, 2.0]")
     machine.write(np.zeros(2))
     with pytest.raises(MachineError, match="Error: "):
         machine.read()
@@ -105,7 +111,7 @@ def test_neutral_does_not_wait_for_a_watchdog_that_cannot_be_ended(driven: Drive
     process.wait(30)
     before = len(did(tmp_path))
     machine.neutral()
-    assert did(tmp_path)[before:] == ["neutral"]
+    assert did(tmp_path)[before:] == ["made", "neutral"]
     with pytest.raises(MachineError, match="cannot be ended"):
         machine.resume()  # two processes must not own one machine
     machine.process = process
@@ -134,4 +140,28 @@ def test_a_machine_that_cannot_be_reached_any_more_is_tried_again_but_not_all_th
         before = len(did(tmp_path))
         for _ in range(3):
             machine.neutral()
-        assert did(tmp_path)[before:] == ["neutral"] * 3
+        assert did(tmp_path)[before:] == ["made", *["neutral"] * 3]
+
+
+def test_the_driver_is_imported_in_the_loop_before_it_is_needed(driven: Driven):
+    machine = driven()
+    assert Path(machine.name.partition(":")[0]).stem in sys.modules
+
+
+def test_a_second_connection_that_stays_open_is_made_at_the_start(driven: Driven, tmp_path):
+    machine = driven(declared="standby = classmethod(lambda cls, **options: cls(**options))")
+    for _ in range(2):  # also after the first time
+        machine.process.kill()
+        machine.process.wait(30)
+        before = did(tmp_path)
+        assert before.count("made") >= 2
+        machine.neutral()
+        assert did(tmp_path)[len(before) :] == ["neutral"]
+        machine.resume()
+        assert machine.read().tolist() == [1.0, 2.0]
+
+
+def test_the_first_reading_may_take_long(driven: Driven):
+    slow = "(self.waited or time.sleep(1.0), setattr(self, 'waited', True)) and [1.0, 2.0]"
+    machine = driven(reading=slow, timeout_s=0.5)
+    assert machine.read().tolist() == [1.0, 2.0]

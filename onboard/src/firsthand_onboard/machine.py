@@ -29,6 +29,8 @@ class Machine(Protocol):
       and 1 if a command above neutral moves it up, -1 if down; the gate's joint margins need it;
     - `homing`: a `firsthand_onboard.homing.Homing`, or its fields as a dict: where home is and how to go there between
       episodes (`serve --between home`); for machines whose commands set speeds;
+    - `standby(**options)`: a class method, where a second connection may stay open beside the first: gives one that is
+      ready for `neutral`, which the loop keeps for when the watchdog is lost; otherwise one is made only then;
     - `lock_step`: true for a simulation whose time passes only in `write`;
     - `reset(position)`: a simulation's way to put itself at rest in a configuration;
     - `close()`.
@@ -38,7 +40,10 @@ class Machine(Protocol):
     """
 
     def read(self) -> np.ndarray:
-        """What the sensors say now, in the order of `layout.measured`. Shall not block for longer than a period."""
+        """What the sensors say now, in the order of `layout.measured`.
+
+        Shall not block for longer than a period, except the first time, when a connection may have to be waited for.
+        """
         ...
 
     def write(self, command: np.ndarray) -> None:
@@ -50,8 +55,8 @@ class Machine(Protocol):
         ...
 
 
-def load_machine(name: str, options: dict[str, str]) -> Any:
-    """The machine that `module:Class` or `file.py:Class` names, made with `options` as keyword arguments."""
+def find_machine(name: str) -> Any:
+    """The class that `module:Class` or `file.py:Class` names."""
     module_name, _, class_name = name.rpartition(":")
     if not module_name or not class_name:
         raise SpecError(f"the machine is {name!r}, but must be given as module:Class or file.py:Class")
@@ -64,11 +69,20 @@ def load_machine(name: str, options: dict[str, str]) -> Any:
             module = importlib.import_module(path.stem)
         else:
             module = importlib.import_module(module_name)
-        factory = getattr(module, class_name)
+        return getattr(module, class_name)
     except SpecError:
         raise
     except Exception as error:  # a file of the user's may raise anything
         raise SpecError(f"the machine {name!r} cannot be loaded: {type(error).__name__}: {error}") from None
+
+
+def load_machine(name: str, options: dict[str, str]) -> Any:
+    """The machine that `module:Class` or `file.py:Class` names, made with `options` as keyword arguments."""
+    return make_machine(find_machine(name), name, options)
+
+
+def make_machine(factory: Any, name: str, options: dict[str, str]) -> Any:
+    """What a class makes of `options`; anything that goes wrong becomes one sentence."""
     try:
         return factory(**options)
     except (SpecError, MachineError):

@@ -4,13 +4,15 @@
         --machine-option states=/joint_states --machine-option commands=/forward_command_controller/commands
 
 A measured quantity `boom.position` is the position of the joint `boom` in the JointState message; `.velocity` and
-`.effort` likewise. The commands go out in the order of `layout.commands`, as ros2_control's forward_command_controller
-takes them. Needs rclpy, sensor_msgs and std_msgs, which a ROS 2 installation brings.
+`.effort` likewise. Joint states should come twice per period: a reading without a new one is missing.
+The commands go out in the order of `layout.commands`, as ros2_control's forward_command_controller takes them. Needs
+rclpy, sensor_msgs and std_msgs, which a ROS 2 installation brings.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from .spec import ControlSpec, SpecError
 FIELDS = ("position", "velocity", "effort")
 MOST_WAITING = 64
 """So many messages are taken in one reading."""
+FRESH = 1.5
+"""A joint state may be this old, in periods. A message came at some time since the last look, a period ago."""
 
 
 def sources(spec: ControlSpec) -> list[tuple[str, str]]:
@@ -64,6 +68,7 @@ class Ros2Machine:
         patience_s: float | str = 0.2,
         startup_s: float | str = 10.0,
         neutral: str = "",
+        fresh_s: float | str = "",
     ) -> None:
         try:
             import rclpy  # pyright: ignore[reportMissingImports]
@@ -75,22 +80,44 @@ class Ros2Machine:
         self.spec = ControlSpec.from_json(Path(spec).read_text())
         self._sources = sources(self.spec)
         self.neutral_command = neutral_of(self.spec, neutral)
-        self._patience = float(patience_s)
+        self._patience, self._startup = float(patience_s), float(startup_s)
+        self._fresh = float(fresh_s) if fresh_s else FRESH * self.spec.period_s
+        # A process that is killed while it holds Fast DDS's shared memory blocks other publishers for a second.
+        os.environ.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")
         self._context = rclpy.Context()
         rclpy.init(context=self._context)
         self._message = Float64MultiArray
-        self._node = rclpy.create_node("firsthand_onboard", context=self._context)
+        self._node = rclpy.create_node(f"firsthand_onboard_{os.getpid()}", context=self._context)
         self._publisher = self._node.create_publisher(Float64MultiArray, commands, 1)
-        self._subscription = self._node.create_subscription(JointState, states, self._arrived, qos_profile_sensor_data)
-        self._measured, self._arrived_at = np.full(len(self._sources), math.nan), -math.inf
-        self._wait(float(startup_s), states)
+        self._subscribe = lambda: self._node.create_subscription(
+            JointState, states, self._arrived, qos_profile_sensor_data
+        )
+        self._subscription: Any = None
+        self._states, self._commands = states, commands
+        self._missing = self._measured = np.full(len(self._sources), math.nan)
+        self._looked_at = self._newer_than = self._arrived_at = -math.inf
 
-    def _wait(self, seconds: float, states: str) -> None:
-        deadline = time.monotonic() + seconds
-        while self._arrived_at < 0:
+    @classmethod
+    def standby(cls, **options: str) -> Ros2Machine:
+        """A second node. Others need a while to find a publisher: it must be known before it is needed."""
+        machine = cls(**options)
+        deadline = time.monotonic() + machine._startup
+        while machine._publisher.get_subscription_count() == 0:
             if time.monotonic() > deadline:
-                raise MachineError(f"no JointState arrived on {states} within {seconds:g} s")
-            self._drain()
+                machine.close()
+                raise MachineError(f"nobody takes commands on {machine._commands} within {machine._startup:g} s")
+            time.sleep(0.01)
+        return machine
+
+    def _wait(self) -> None:
+        """For the first joint state, in neutral."""
+        if self._subscription is None:
+            self._subscription, self._looked_at = self._subscribe(), time.monotonic()
+        deadline = time.monotonic() + self._startup
+        while self._measured is self._missing:
+            if time.monotonic() > deadline:
+                raise MachineError(f"no JointState arrived on {self._states} within {self._startup:g} s")
+            self.neutral()
             time.sleep(0.01)
 
     def _arrived(self, message: Any) -> None:
@@ -100,21 +127,29 @@ class Ros2Machine:
             values = getattr(message, field)
             if joint in index and index[joint] < len(values):
                 measured[k] = values[index[joint]]
-        self._measured, self._arrived_at = measured, time.monotonic()
+        self._measured, self._newer_than, self._arrived_at = measured, self._looked_at, time.monotonic()
 
     def read(self) -> np.ndarray:
-        """The newest joint state; what it lacks is not a number, and the gate knows what to do with that."""
+        """The newest joint state; what it lacks is not a number, and the gate knows what to do with that.
+
+        The first time it waits for one. One that may be older than `fresh_s` counts as missing.
+        """
+        if self._measured is self._missing:
+            self._wait()
         self._drain()
-        if time.monotonic() - self._arrived_at > self._patience:
+        now = time.monotonic()
+        if now - self._arrived_at > self._patience:
             raise MachineError(f"no JointState arrived for {self._patience:g} s")
-        return self._measured
+        return self._measured if now - self._newer_than <= self._fresh else self._missing
 
     def _drain(self) -> None:
         """Take everything that waits, so that the newest is what counts; at most `MOST_WAITING` messages.
 
         Not with an executor: its `spin_once` may do nothing although messages wait.
         """
-        subscription, newest = self._subscription, None
+        subscription, newest, now = self._subscription, None, time.monotonic()
+        if subscription is None:
+            return
         with subscription.handle:
             for _ in range(MOST_WAITING):
                 taken = subscription.handle.take_message(subscription.msg_type, subscription.raw)
@@ -123,6 +158,7 @@ class Ros2Machine:
                 newest = taken[0]
         if newest is not None:
             self._arrived(newest)
+        self._looked_at = now
 
     def write(self, command: np.ndarray) -> None:
         """Publish a command."""

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from .homing import Homing
-from .machine import MachineError, check_machine, load_machine
+from .machine import MachineError, check_machine, find_machine, load_machine, make_machine
 from .spec import ControlSpec, SpecError
 
 READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
@@ -149,6 +149,7 @@ class Watchdog:
         return np.asarray(self.machine.read(), "<f8").tobytes()
 
     def _describe(self) -> bytes:
+        self._read()  # the first may take long: now there is time
         spec = getattr(self.machine, "spec", None)
         neutral = getattr(self.machine, "neutral_command", None)
         described = {
@@ -203,6 +204,7 @@ class WatchedMachine:
         self._wanted_timeout, self._period = timeout_s, period_s
         self._lost = False
         self._direct: Any = None
+        self._standby: Any = None
         self._try_at, self._said = 0.0, ""
         self._number = 0
         self._priority = 0
@@ -247,6 +249,18 @@ class WatchedMachine:
         self.patience_s = STARTUP_S if self.lock_step else self.timeout_s
         """A watchdog that answers later than this hangs."""
         self.prefer(self._priority)
+        if not self.lock_step:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """What neutral needs when the watchdog is lost, as far as it can be had now: imports, a second connection."""
+        try:
+            standby = getattr(find_machine(self.name), "standby", None)
+            if standby is not None and self._standby is None:
+                self._standby = make_machine(standby, self.name, self.options)
+        except (SpecError, MachineError) as error:
+            self.close()
+            raise MachineError(f"the machine {self.name!r} did not start in the loop's process: {error}") from None
 
     def prefer(self, priority: int) -> None:
         """Let the watchdog process run with this SCHED_FIFO priority, where that is permitted."""
@@ -299,7 +313,7 @@ class WatchedMachine:
         """If this fails too, the machine's own timeout is left; it is tried again with the next neutral."""
         try:
             if self._direct is None and time.monotonic() >= self._try_at:
-                self._direct = load_machine(self.name, self.options)
+                self._direct = self._standby or load_machine(self.name, self.options)
             if self._direct is not None:
                 self._direct.neutral()
         except Exception as error:  # a driver may raise anything
@@ -314,7 +328,14 @@ class WatchedMachine:
         if self._lost:
             self.neutral()
             self._close_direct()
-            return
+        else:
+            self._end()
+        if self._standby is not None:
+            with contextlib.suppress(Exception):
+                self._standby.close()
+            self._standby = None
+
+    def _end(self) -> None:
         self._channel.close()  # the watchdog sees it, goes to neutral and ends
         try:
             self.process.wait(5)
@@ -322,10 +343,10 @@ class WatchedMachine:
             self._kill()
 
     def _close_direct(self) -> None:
-        if self._direct is not None:
+        if self._direct is not None and self._direct is not self._standby:
             with contextlib.suppress(Exception):
                 self._direct.close()
-            self._direct = None
+        self._direct = None
 
     def _send(self, kind: int, values: Any = ()) -> None:
         if self._lost:

@@ -165,3 +165,23 @@ def test_the_first_reading_may_take_long(driven: Driven):
     slow = "(self.waited or time.sleep(1.0), setattr(self, 'waited', True)) and [1.0, 2.0]"
     machine = driven(reading=slow, timeout_s=0.5)
     assert machine.read().tolist() == [1.0, 2.0]
+
+
+RESET = "reset = lambda self, *_: self.log.write('reset\\n')"
+
+
+def test_a_driver_with_a_reset_is_no_simulation_unless_it_says_so(driven: Driven, tmp_path):
+    machine = driven(declared=RESET)
+    assert not machine.can_reset
+    with pytest.raises(MachineError, match="only a simulated machine"):
+        machine.reset(np.zeros(2))
+    assert "reset" not in did(tmp_path)
+
+
+@pytest.mark.parametrize("word", ["simulated", "lock_step"])
+def test_a_simulation_that_says_so_can_be_put_somewhere(driven: Driven, tmp_path, word):
+    machine = driven(declared=f"{word} = True; {RESET}")
+    assert machine.can_reset
+    assert machine.reset(np.zeros(2)).tolist() == [1.0, 2.0]
+    assert did(tmp_path).count("reset") == 1
+    assert not driven(declared=f"{word} = True").can_reset

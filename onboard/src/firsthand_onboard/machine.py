@@ -32,6 +32,8 @@ class Machine(Protocol):
     - `standby(**options)`: a class method, where a second connection may stay open beside the first: gives one that is
       ready for `neutral`, which the loop keeps for when the watchdog is lost; otherwise one is made only then;
     - `lock_step`: true for a simulation whose time passes only in `write`;
+    - `simulated`: true for any other simulation. A trainer may put somewhere only what says so: the `reset` of a driver
+      may mean something else;
     - `reset(position)`: a simulation's way to put itself at rest in a configuration;
     - `close()`.
 
@@ -90,6 +92,12 @@ def make_machine(factory: Any, name: str, options: dict[str, str]) -> Any:
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise SpecError(f"the machine {name!r} cannot be made with the options {options}: {why}") from None
+
+
+def can_reset(machine: Any) -> bool:
+    """Whether it is a simulation, by its own word, that can be put somewhere."""
+    simulated = getattr(machine, "simulated", False) is True or getattr(machine, "lock_step", False) is True
+    return simulated and callable(getattr(machine, "reset", None))
 
 
 def check_machine(machine: Any, name: str) -> None:

@@ -80,7 +80,7 @@ class UdpMachine:
         self.spec = ControlSpec.from_json(json.dumps(described["spec"]))
         self.neutral_command = np.asarray(described["neutral"], np.float32)
         self.directions, self.homing = described["directions"], described["homing"]
-        self.lock_step = bool(described["lock_step"])
+        self.lock_step, self.simulated = bool(described["lock_step"]), described.get("simulated") is True
         self._answer: np.ndarray | None = None
         if patience_s is None and not self.lock_step:
             self._patience = 0.5 * self.spec.period_s  # a read that takes longer has missed its period anyway
@@ -177,6 +177,7 @@ class PlantServer:
                 "directions": getattr(self.plant, "directions", None),
                 "homing": getattr(self.plant, "homing", None),
                 "lock_step": self.lock_step,
+                "simulated": True,
             }
         ).encode()
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from .homing import Homing
-from .machine import MachineError, check_machine, find_machine, load_machine, make_machine
+from .machine import MachineError, can_reset, check_machine, find_machine, load_machine, make_machine
 from .spec import ControlSpec, SpecError
 
 READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
@@ -140,10 +140,15 @@ class Watchdog:
             self.tripped, self.failure, self.heard = False, "", time.monotonic()
         elif kind == RESET:
             self.moving = False
-            self._call(self.machine.reset, values)
+            self._call(self._reset, values)
             self._answer(number, self._call(self._read))
         elif kind == DESCRIBE:
             self._answer(number, self._call(self._describe))
+
+    def _reset(self, position: np.ndarray) -> None:
+        if not can_reset(self.machine):
+            raise MachineError("only a simulated machine can be put somewhere")
+        self.machine.reset(position)
 
     def _read(self) -> bytes:
         return np.asarray(self.machine.read(), "<f8").tobytes()
@@ -158,7 +163,7 @@ class Watchdog:
             "directions": declared_directions(self.machine),
             "homing": declared_homing(self.machine),
             "lock_step": bool(getattr(self.machine, "lock_step", False)),
-            "can_reset": hasattr(self.machine, "reset"),
+            "can_reset": can_reset(self.machine),
             "timeout_s": self.timeout_s,
         }
         return json.dumps(described).encode()

@@ -100,28 +100,31 @@ def jacobians(problem: Problem, rollout: Rollout):
     return jax.vmap(jax.vmap(at))(rollout.states[:, :-1], rollout.commands, rollout.previews)
 
 
-def dense_gradient(problem: Problem, rollout: Rollout, discount: float = 1.0) -> np.ndarray:
+def dense_gradient(problem: Problem, rollout: Rollout, discount: float = 1.0, *, chained: bool = False) -> np.ndarray:
     """Equation 6 with the terms in ∂g/∂u, by block matrices: a sum over trajectories, over the count of valid steps.
 
     A block of A or B at (k+1, k) maps step k to step k+1: below the diagonal. K is block diagonal, and a row of K and
-    of ∂u/∂φ is zero where the command was not the policy's own. Only the steps before the first invalid one exist.
+    of ∂u/∂φ is zero where the command was not the policy's own. An invalid step has no blocks at all; on a chained
+    trajectory it only has no cost.
     """
     every = jax.tree.map(np.asarray, jacobians(problem, rollout))
     parameters = every[-1].shape[-1]
     total = np.zeros(parameters)
     for i in range(rollout.states.shape[0]):
-        h = int(np.sum(np.asarray(rollout.valid[i])))
-        n, m = rollout.states.shape[-1], rollout.commands.shape[-1]
+        h, n, m = STEPS, rollout.states.shape[-1], rollout.commands.shape[-1]
         A, B, K = np.zeros((h * n, h * n)), np.zeros((h * n, h * m)), np.zeros((h * m, h * n))
         g_x, g_u, du_dphi = np.zeros(h * n), np.zeros(h * m), np.zeros((h * m, parameters))
         for k in range(h):
+            counts = bool(rollout.valid[i, k])
+            if not (counts or chained):
+                continue
             x, u = slice(k * n, (k + 1) * n), slice(k * m, (k + 1) * m)
             a, b, c_x, c_u, gain, slope = (jacobian[i, k] for jacobian in every)
             own = np.asarray(rollout.free[i, k], float)[:, None]
             if k + 1 < h:
                 after = slice((k + 1) * n, (k + 2) * n)
                 A[after, x], B[after, u] = a, b
-            K[u, x], du_dphi[u], g_x[x], g_u[u] = own * gain, own * slope, c_x, c_u
+            K[u, x], du_dphi[u], g_x[x], g_u[u] = own * gain, own * slope, counts * c_x, counts * c_u
         response = np.linalg.inv(np.eye(h * n) - discount * (A + B @ K)) @ B
         total += (g_x @ response + g_u @ (np.eye(h * m) + K @ response)) @ du_dphi
     return total / int(np.sum(np.asarray(rollout.valid)))
@@ -133,13 +136,14 @@ sensitivities_of = eqx.filter_jit(command_sensitivities)
 
 
 @eqx.filter_jit
-def compiled_gradient(problem: Problem, rollout: Rollout, discount: float):
-    return ravel_pytree(closed_loop_gradient(problem.policy, problem.dynamics, bumpy_cost, rollout, discount))[0]
+def compiled_gradient(problem: Problem, rollout: Rollout, discount: float, chained: bool):
+    policy, dynamics = problem.policy, problem.dynamics
+    return ravel_pytree(closed_loop_gradient(policy, dynamics, bumpy_cost, rollout, discount, chained=chained))[0]
 
 
-def flat_gradient(problem: Problem, rollout: Rollout, discount: float = 1.0) -> np.ndarray:
+def flat_gradient(problem: Problem, rollout: Rollout, discount: float = 1.0, *, chained: bool = False) -> np.ndarray:
     """The code under test."""
-    return np.asarray(compiled_gradient(problem, rollout, discount))
+    return np.asarray(compiled_gradient(problem, rollout, discount, chained))
 
 
 def relative_error(found, expected) -> float:
@@ -171,6 +175,76 @@ def test_gated_commands_and_cut_trajectories_against_the_dense_formula(float64, 
     found = flat_gradient(problem, rollout, discount)
     assert relative_error(found, dense_gradient(problem, rollout, discount)) <= TOLERANCE
     assert relative_error(found, flat_gradient(problem, problem.measured, discount)) > 0.1
+
+
+GAPS = np.array([[1, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1], [0, 1, 1, 1, 0, 0]], bool)
+"""Steps missing in the middle, at the start and at the end."""
+
+
+def with_gaps(rollout: Rollout) -> Rollout:
+    free = jnp.asarray(np.random.default_rng(4).random(rollout.free.shape) < 0.7)
+    return eqx.tree_at(lambda r: (r.free, r.valid), rollout, (free, jnp.asarray(GAPS)))
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.7])
+@pytest.mark.parametrize("chained", [False, True])
+def test_gaps_in_mid_trajectory_against_the_dense_formula(float64, problem, discount, chained):
+    rollout = with_gaps(problem.measured)
+    expected = dense_gradient(problem, rollout, discount, chained=chained)
+    assert relative_error(flat_gradient(problem, rollout, discount, chained=chained), expected) <= TOLERANCE
+    assert relative_error(dense_gradient(problem, rollout, discount, chained=not chained), expected) > 0.1
+
+
+def test_a_gap_worked_by_hand(float64):
+    """As worked by hand below, without step 1. Measured: μ_2 = 0.4, μ_0 = 0.1, ∇ = (0.1 − 0.4)/2.
+
+    Chained: λ_1 = 0.3·(−2.4) = −0.72, μ_1 = −0.2·2.4 = −0.48, μ_0 = 0.1 − 0.2·0.72 = −0.044,
+    ∇ = (−0.044 − 2·0.48 − 0.4)/2.
+    """
+    rollout = eqx.tree_at(lambda r: r.valid, scalar_rollout(), jnp.asarray([[True, False, True]]))
+    for chained, expected in ((False, -0.15), (True, -0.702)):
+        gradient = gradient_of(Gain(jnp.asarray(-1.0)), scalar_dynamics, scalar_cost, rollout, chained=chained)
+        np.testing.assert_allclose(gradient.k, expected, rtol=1e-12)
+
+
+def test_on_the_model_the_gradient_across_gaps_is_that_of_the_mean_cost(float64, problem):
+    """Finite differences of what `improve_on_model` judges: gated commands, residuals, and steps that do not count."""
+    flat, unravel = ravel_pytree(eqx.filter(problem.policy, eqx.is_array))
+    static = eqx.filter(problem.policy, eqx.is_array, inverse=True)
+    measured = with_gaps(problem.measured)
+    missed = 0.1 * np.random.default_rng(5).normal(size=(TRAJECTORIES, STEPS, measured.states.shape[-1]))
+
+    def run_with(phi):
+        states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))(
+            eqx.combine(unravel(phi), static),
+            problem.dynamics,
+            *(measured.states[:, 0], measured.previews, missed, measured.commands, measured.free),
+        )
+        return Rollout(states, commands, measured.previews, measured.free, measured.valid)
+
+    directions = np.random.default_rng(1).normal(size=(50, flat.size))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    step = 1e-5
+    cost_at = jax.jit(jax.vmap(lambda phi: mean_cost(bumpy_cost, run_with(phi))))
+    ends = cost_at(flat + step * np.concatenate([directions, -directions]))
+    differences = np.asarray(ends[:50] - ends[50:]) / (2 * step)
+    slopes = directions @ flat_gradient(problem, jax.jit(run_with)(flat), chained=True)
+    assert relative_error(slopes, differences) <= TOLERANCE
+
+
+def test_what_the_model_imagines_behind_the_last_counted_step_has_no_say(float64, problem):
+    valid = jnp.asarray(np.arange(STEPS) < np.array([STEPS, 4, 1])[:, None])
+    sound = eqx.tree_at(lambda r: r.valid, problem.measured, valid)
+    states = sound.states.at[1, 5:].set(jnp.nan).at[2, 2:].set(jnp.inf)
+    broken = eqx.tree_at(lambda r: r.states, sound, states)
+    np.testing.assert_array_equal(
+        sensitivities_of(problem.policy, problem.dynamics, bumpy_cost, one_of(broken, 1), chained=True),
+        sensitivities_of(problem.policy, problem.dynamics, bumpy_cost, one_of(sound, 1), chained=True),
+    )
+
+
+def one_of(rollout: Rollout, i: int) -> Rollout:
+    return jax.tree.map(lambda a: a[i], rollout)
 
 
 def test_a_trajectory_that_was_gated_throughout_teaches_nothing(float64, problem):

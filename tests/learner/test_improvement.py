@@ -263,6 +263,20 @@ def test_several_steps_begin_at_the_measured_trajectories(float64, toy):
     np.testing.assert_allclose(leaves(new), leaves(policy), atol=1e-8)
 
 
+def test_a_trajectory_without_a_sound_start_does_not_count_on_the_model(float64, toy):
+    """What stands in the place of its start must not matter; on measured trajectories its later steps count."""
+    policy, model, cost, rollout = toy
+    unsound = eqx.tree_at(lambda r: r.valid, rollout, rollout.valid.at[1, 0].set(False))
+    zeroed = eqx.tree_at(lambda r: r.states, unsound, unsound.states.at[1, 0].set(0.0))
+    absent = eqx.tree_at(lambda r: r.valid, rollout, rollout.valid.at[1].set(False))
+    found = [improve_policy(policy, model, cost, data, None, 10.0, SEVERAL) for data in (unsound, zeroed, absent)]
+    for new, report in found[:2]:
+        np.testing.assert_allclose(leaves(new), leaves(found[2][0]), rtol=1e-9)
+        np.testing.assert_allclose(report.predicted_cost, found[2][1].predicted_cost, rtol=1e-9)
+        np.testing.assert_allclose(report.deviation, found[2][1].deviation, rtol=1e-9)
+    assert float(found[0][1].cost) != float(found[2][1].cost)
+
+
 @pytest.mark.parametrize("radius", [0.02, 10.0])
 def test_several_steps_keep_their_word(float64, toy, radius):
     """Predicted cost and deviation are what an independent rollout of the new policy says, and inside the radius."""

@@ -17,7 +17,7 @@ recursion uses vector-Jacobian products.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from .rollout import CostFunction, DynamicsFunction, PolicyFunction, Rollout
 
@@ -40,15 +40,25 @@ def command_sensitivities(
     cost: CostFunction,
     rollout: Rollout,
     discount: Float[Array, ""] | float = 1.0,
+    *,
+    chained: bool = False,
 ) -> Float[Array, "steps commands"]:
     """μ_τ = ∂c/∂u_τ + Bᵀ λ_{τ+1} for one trajectory: how its cost changes with each command, feedback included.
 
-    `discount` γ multiplies A + BK, as the paper suggests for loops that are not yet stable.
+    `discount` γ multiplies A + BK, as the paper suggests for loops that are not yet stable. An invalid step cuts a
+    measured trajectory in two: nothing is known across it, and λ starts again at zero. On a `chained` one `dynamics`
+    made every state from the one before, and such a step only loses its cost.
     """
+    passes = followed(rollout) if chained else rollout.valid
 
     def step(adjoint, inputs):
-        state, command, preview, free, valid = inputs
-        cost_x, cost_u = jax.grad(cost, argnums=(0, 1))(state, command, preview[0])
+        state, command, preview, free, valid, passes = inputs
+
+        def counted(x, u):
+            value = cost(x, u, preview[0])
+            return jnp.where(valid, value, 0.0) if chained else value
+
+        cost_x, cost_u = jax.grad(counted, argnums=(0, 1))(state, command)
         _, pull_dynamics = jax.vjp(dynamics, state, command)
         through_state, through_command = pull_dynamics(adjoint)  # Aᵀλ, Bᵀλ
         mu = jnp.where(free, cost_u + through_command, 0.0)
@@ -56,12 +66,16 @@ def command_sensitivities(
         # Kᵀ acts on ∂c/∂u undiscounted and on Bᵀλ discounted; both only where the gate let the command through.
         (feedback,) = pull_policy(jnp.where(free, cost_u + discount * through_command, 0.0))
         earlier = cost_x + discount * through_state + feedback
-        earlier = jnp.where(valid, earlier, adjoint)
-        return earlier, jnp.where(valid, mu, 0.0)
+        return jnp.where(passes, earlier, 0.0), jnp.where(passes, mu, 0.0)
 
-    inputs = (rollout.states[:-1], rollout.commands, rollout.previews, rollout.free, rollout.valid)
+    inputs = (rollout.states[:-1], rollout.commands, rollout.previews, rollout.free, rollout.valid, passes)
     _, sensitivities = jax.lax.scan(step, jnp.zeros_like(rollout.states[0]), inputs, reverse=True)
     return sensitivities
+
+
+def followed(rollout: Rollout) -> Bool[Array, "*trajectories steps"]:
+    """Whether a step counts or one after it does."""
+    return jnp.flip(jnp.cumsum(jnp.flip(rollout.valid, -1), axis=-1), -1) > 0
 
 
 def closed_loop_gradient(
@@ -71,14 +85,28 @@ def closed_loop_gradient(
     rollout: Rollout,
     discount: Float[Array, ""] | float = 1.0,
     outlier: float | None = None,
+    *,
+    chained: bool = False,
 ) -> PyTree:
     """∇̂_φ of the mean cost over steps and trajectories, as a pytree like `policy` (arrays only).
 
     Where `rollout` was measured this is the paper's estimate; where it was imagined by the same `dynamics` it is
-    backpropagation through time. With `outlier` set, a trajectory whose sensitivities are larger than that many times
-    the median trajectory's is scaled down to it: one loop that the model believes unstable must not drown the others.
+    backpropagation through time, and `chained` takes it across invalid steps. With `outlier` set, a trajectory whose
+    sensitivities are larger than that many times the median trajectory's is scaled down to it: one loop that the model
+    believes unstable must not drown the others.
     """
-    mu = jax.vmap(lambda one: command_sensitivities(policy, dynamics, cost, one, discount))(rollout)
+
+    def sensitivities(chained: bool):
+        return jax.vmap(lambda one: command_sensitivities(policy, dynamics, cost, one, discount, chained=chained))(
+            rollout
+        )
+
+    if chained:
+        gaps = jnp.any(followed(rollout) & ~rollout.valid)
+        # Without a gap both are the same but for rounding, and the plain one keeps the bits of earlier versions.
+        mu = jax.lax.cond(gaps, lambda: sensitivities(True), lambda: sensitivities(False))
+    else:
+        mu = sensitivities(False)
     if outlier is not None:
         size = jnp.sqrt(jnp.sum(mu**2, axis=(1, 2), keepdims=True))
         mu = mu * jnp.minimum(1.0, outlier * jnp.median(size) / jnp.maximum(size, jnp.finfo(mu.dtype).tiny))
@@ -105,6 +133,8 @@ def damped_gradient(
     discount: float,
     limit: float,
     outlier: float | None = None,
+    *,
+    chained: bool = False,
 ) -> tuple[PyTree, Float[Array, ""]]:
     """The closed-loop gradient with the largest discount γ ≤ `discount` at which its norm is at most `limit`, and γ.
 
@@ -116,7 +146,7 @@ def damped_gradient(
     def again(carry):
         gamma, _, _, tries = carry
         gamma = jnp.where(tries == 0, gamma, SHRINK * gamma)
-        gradient = closed_loop_gradient(policy, dynamics, cost, rollout, gamma, outlier)
+        gradient = closed_loop_gradient(policy, dynamics, cost, rollout, gamma, outlier, chained=chained)
         norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
         return gamma, gradient, norm, tries + 1
 

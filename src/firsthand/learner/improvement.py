@@ -64,9 +64,18 @@ def half_range(policy: Policy) -> Float[Array, " commands"]:
     return (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
 
 
-def _one_step(policy, dynamics, cost, data: Rollout, hyper: Hyperparameters, pace: Float[Array, ""] | float = 1.0):
+def _one_step(
+    policy,
+    dynamics,
+    cost,
+    data: Rollout,
+    hyper: Hyperparameters,
+    pace: Float[Array, ""] | float = 1.0,
+    *,
+    chained: bool = False,
+):
     gradient, discount = damped_gradient(
-        policy, dynamics, cost, data, hyper.discount, hyper.gradient_limit, hyper.outlier or None
+        policy, dynamics, cost, data, hyper.discount, hyper.gradient_limit, hyper.outlier or None, chained=chained
     )
     new, report = preconditioned_step(
         policy,
@@ -134,7 +143,8 @@ def improve_on_model(
 
     The model is rolled out from the measured starts with the measured one-step residuals added back, so that it is
     exact at the policy that made the data. Imagined trajectories with fresh references keep the policy from fitting
-    this episode's references alone. A step is kept when the predicted cost falls and the predicted commands differ
+    this episode's references alone. A trajectory whose first step is not valid has no start that the model could be
+    rolled out from, and does not count. A step is kept when the predicted cost falls and the predicted commands differ
     from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again. The step
     size grows with every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true.
     """
@@ -147,11 +157,12 @@ def improve_on_model(
         missed = jnp.concat([missed, jnp.zeros((imagined.starts.shape[0], *missed.shape[1:]))])
     extra = starts.shape[0] - measured
     steps = rollout.valid.shape[1]
-    valid = jnp.concat([rollout.valid, jnp.ones((extra, steps), bool)])
+    begun = rollout.valid & rollout.valid[:, :1]
+    valid = jnp.concat([begun, jnp.ones((extra, steps), bool)])
     blank = jnp.zeros((extra, steps, rollout.commands.shape[-1]))
     applied = jnp.concat([rollout.commands, blank])
     free = jnp.concat([rollout.free, jnp.ones(blank.shape, bool)])
-    commanded = jnp.maximum(rollout.valid.sum() * rollout.commands.shape[-1], 1)
+    commanded = jnp.maximum(begun.sum() * rollout.commands.shape[-1], 1)
     fastest = jnp.maximum(radius / hyper.radius, 1.0)
     predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
@@ -161,7 +172,7 @@ def improve_on_model(
         states, commands = predict(now.candidate, dynamics, starts, previews, missed, applied, free)
         data = Rollout(states, commands, previews, free, valid)
         value = mean_cost(cost, data)
-        change = jnp.where(rollout.valid[..., None], (commands[:measured] - before) / half_range(policy), 0.0)
+        change = jnp.where(begun[..., None], (commands[:measured] - before) / half_range(policy), 0.0)
         deviation = jnp.sqrt(jnp.sum(change**2) / commanded)
         first = now.rounds == 0
         keep = (value < now.cost) & (deviation <= radius)  # false where the value is not finite
@@ -172,7 +183,7 @@ def improve_on_model(
         pace = jnp.where(first, 1.0, jnp.minimum(pace, fastest))
 
         def step_on():
-            return _one_step(best, dynamics, cost, data, hyper, pace)
+            return _one_step(best, dynamics, cost, data, hyper, pace, chained=True)
 
         def step_back():
             return jax.tree.map(lambda b, c: b + BACKTRACK * (c - b), best, now.candidate), now.report

@@ -18,7 +18,8 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
 
     A step whose state or outcome holds a value that is not finite or far outside its scale (a sensor that dropped out)
     does not count as valid, and its values are set to zero: it can neither enter the buffer nor spoil a gradient. Nor
-    does a step count that saw a spike or a stuck sensor.
+    does a step count that saw a spike or a stuck sensor. A start that is not sound makes its first step invalid: the
+    later ones are measured all the same, but the model cannot be rolled out from there.
     """
     steps = record.commands.shape[1]
     states = [record.starts]

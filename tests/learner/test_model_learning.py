@@ -220,6 +220,8 @@ def test_the_prediction_error_counts_valid_steps_only(spec, model):
     applied = np.stack([commands[i, k] for i, k in happened])
     expected = loss(model, jnp.asarray(before), jnp.asarray(applied), jnp.asarray(after))
     np.testing.assert_allclose(prediction_error(model, rollout), expected, rtol=1e-5)
+    nothing = eqx.tree_at(lambda r: r.valid, rollout, jnp.asarray(np.zeros((2, 3), bool)))
+    assert np.isnan(prediction_error(model, nothing))
 
 
 def test_the_model_integrates_velocities_by_the_trapezoidal_rule(spec, model):

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from firsthand.learner.hyperparameters import Hyperparameters
+from firsthand.learner.model_learning import ModelReport
+from firsthand.learner.rollout import Rollout
 from firsthand.learner.state import LearnerState
-from firsthand.learner.update import adapted_radius
+from firsthand.learner.update import adapted_radius, update_policy
+from firsthand.tasks.cost import TrackingCost
 from firsthand_onboard import PolicyShape
 
 HYPER = Hyperparameters(radius=0.1, radius_most=0.4, model_hidden=(2,))
@@ -44,3 +47,21 @@ def test_the_radius_follows_how_the_last_prediction_came_true(state, before, exp
 def test_the_first_episode_keeps_the_first_radius(state):
     assert float(state.radius) == pytest.approx(0.1)
     assert float(adapted_radius(state, jnp.asarray(1.0), HYPER)) == pytest.approx(0.1)
+
+
+def test_an_episode_of_which_nothing_was_seen_does_not_widen_the_radius(state, toy_spec):
+    """Its cost is a mean over no steps, zero, which would be better than any prediction."""
+    size, points, outputs = toy_spec.layout.size, 1 + len(toy_spec.preview), toy_spec.num_outputs
+    rollout = Rollout(
+        states=jnp.zeros((1, 3, size)),
+        commands=jnp.zeros((1, 2, toy_spec.layout.num_commands)),
+        previews=jnp.zeros((1, 2, points, outputs)),
+        free=jnp.ones((1, 2, toy_spec.layout.num_commands), bool),
+        valid=jnp.zeros((1, 2), bool),
+    )
+    expecting = eqx.tree_at(lambda s: s.expected_cost, state, jnp.asarray(1.0, jnp.float32))
+    refused = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(False))
+    cost = TrackingCost(toy_spec, length_scale=1.0)
+    after, _ = update_policy(expecting, cost, rollout, None, refused, HYPER)
+    assert float(after.radius) == pytest.approx(0.1)
+    assert int(after.refused) == 1

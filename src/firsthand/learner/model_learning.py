@@ -111,14 +111,18 @@ def learn_model(
 
 @eqx.filter_jit
 def prediction_error(dynamics: Dynamics, rollout: Rollout) -> Float[Array, ""]:
-    """ℓ(θ) on one episode: before the model has learned from it, this is how well the model predicted the new."""
+    """ℓ(θ) on one episode: before the model has learned from it, this is how well the model predicted the new.
+
+    NaN for an episode without a valid step: nothing was predicted.
+    """
     measured = dynamics.spec.layout.num_measured
     states, commands = rollout.states[:, :-1], rollout.commands
     entries = jnp.asarray(predicted_entries(dynamics.spec))
     target = (rollout.states[:, 1:, :measured] - states[..., :measured])[..., entries]
     error = (jax.vmap(jax.vmap(dynamics.change))(states, commands) - target) / dynamics.change_scale
     squared = jnp.where(rollout.valid[..., None], error**2, 0.0)
-    return squared.sum() / jnp.maximum(rollout.valid.sum() * entries.shape[0], 1)
+    count = rollout.valid.sum() * entries.shape[0]
+    return jnp.where(count > 0, squared.sum() / jnp.maximum(count, 1), jnp.nan)
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:

@@ -41,7 +41,8 @@ def update_policy(
     hyper: Hyperparameters,
 ) -> tuple[LearnerState, Improvement]:
     """Closed-loop gradient and preconditioned step(s); counts the episodes in which an update was refused."""
-    radius = adapted_radius(state, mean_cost(cost, rollout), hyper)
+    measured = jnp.where(jnp.any(rollout.valid), mean_cost(cost, rollout), jnp.nan)  # nothing seen is no good episode
+    radius = adapted_radius(state, measured, hyper)
     policy, report = improve_policy(state.policy, state.dynamics, cost, rollout, imagined, radius, hyper)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)
     report = report._replace(step=report.step._replace(accepted=accepted))

@@ -65,6 +65,7 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
         assert "only the operator" in ask(address, trainer, "acknowledge", operator=False, number=1).body["why"]
         assert "for trainers" in ask(address, operator, "arm", operator=True).body["why"]
         command = [sys.executable, "-m", "firsthand_onboard", "acknowledge", address, "--certificates", str(ours)]
+        command += ["--fault", "1"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert "the machine is idle" in done.stdout, done.stderr
         status = ask(address, trainer, "status", operator=False).body

@@ -109,6 +109,39 @@ def test_the_operators_stop_latches_in_every_state_and_may_be_repeated(running):
     other.close()
 
 
+def test_the_command_acknowledges_only_what_somebody_has_seen(running, monkeypatch, capsys):
+    other = running.client("somebody", operator=True)
+
+    def acknowledge(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["acknowledge", running.address, *words])
+        said = capsys.readouterr()
+        return int(str(ended.value.code)), said.out + said.err
+
+    def answer(text: str) -> None:
+        monkeypatch.setattr("builtins.input", lambda _: text)
+
+    seen = int(other.ask("stop").body["fault_number"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    code, said = acknowledge()
+    assert (code, f"--fault {seen}" in said, "the operator stopped it" in said) == (2, True, True)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    answer("")
+    code, said = acknowledge()
+    assert (code, f"fault {seen}: the operator stopped it" in said, "not acknowledged" in said) == (1, True, True)
+    other.ask("stop")
+    code, said = acknowledge("--fault", str(seen))  # a stop has come since
+    assert (code, f"number {seen + 1}, not {seen}" in said) == (2, True)
+    assert other.ask("status").body["state"] == "fault"
+    answer("y")
+    assert acknowledge()[0] == 0
+    assert other.ask("status").body["state"] == "idle"
+    other.ask("stop")
+    assert acknowledge("--fault", str(seen + 2))[0] == 0
+    assert "there is no fault" in acknowledge()[1]
+    other.close()
+
+
 def home(client: ClientEnd, name: str) -> dict:
     """Go home from the end of a short trajectory; what was answered."""
     begin(client, SPEC, f"{name}, before", GOALS[:1])
@@ -280,9 +313,9 @@ def test_a_lost_lease_stops_at_once_and_only_the_operator_lets_it_go_on_if_so_co
         again.close()
 
 
-def operator(made: Rig, command: str) -> str:
+def operator(made: Rig, *command: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "firsthand_onboard", command, made.address],
+        [sys.executable, "-m", "firsthand_onboard", *command, made.address],
         capture_output=True,
         text=True,
         timeout=60,
@@ -308,7 +341,7 @@ def test_a_fault_latches_over_a_restart_until_it_is_acknowledged(tmp_path):
         assert client.ask("arm").kind == "refused"
         silent(made)
         assert "tracking error" in operator(made, "status")
-        operator(made, "acknowledge")
+        operator(made, "acknowledge", "--fault", "1")
         assert not latch.exists()
         assert client.ask("arm").kind == "reply"
         client.close()

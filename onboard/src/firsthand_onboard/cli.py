@@ -74,6 +74,9 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         command.add_argument("address", nargs="?", default=ADDRESS)
         command.add_argument("--certificates", type=Path, help="folder with ca.pem, operator.pem, operator.key")
+    command.add_argument(
+        "--fault", type=int, metavar="N", help="its number; without it the fault is shown and asked for"
+    )
     return top
 
 
@@ -277,16 +280,33 @@ def _stop(given: argparse.Namespace) -> int:
 
 def _acknowledge(given: argparse.Namespace) -> int:
     client, status = _client(given)
-    if status["state"] != "fault":
-        print(f"there is no fault; the machine is {status['state']}")
+    try:
+        if status["state"] != "fault":
+            print(f"there is no fault; the machine is {status['state']}")
+            return 0
+        if given.fault is None and not _confirmed(status):
+            print("not acknowledged")
+            return 1
+        number = status["fault_number"] if given.fault is None else given.fault
+        answer = client.ask("acknowledge", {"number": number}, patience_s=10.0, tries=1)
+    finally:
         client.close()
-        return 0
-    answer = client.ask("acknowledge", {"number": status["fault_number"]}, patience_s=10.0, tries=1)
-    client.close()
     if answer.kind == "refused":
         raise LinkError(str(answer.body["why"]))
     print(f"acknowledged: {status['fault']}; the machine is {answer.body['state']}")
     return 0
+
+
+def _confirmed(status: dict[str, Any]) -> bool:
+    """Whether somebody at the terminal has read the fault and says yes."""
+    fault = f"fault {status['fault_number']}: {status['fault']}"
+    if not sys.stdin.isatty():
+        raise SpecError(f"{fault}; nobody can be asked without a terminal, give --fault {status['fault_number']}")
+    print(fault)
+    try:
+        return input("acknowledge it, so that the machine may move again? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def console() -> None:

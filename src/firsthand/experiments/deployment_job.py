@@ -2,12 +2,13 @@
 
 import contextlib
 import json
+import math
 import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..training.guard import Guard, GuardSettings
 from . import files
 from .base import Report
 from .deployment_machine import oil_after
-from .learning import write_rows
+from .learning import known_or_nan, write_rows
 from .theory.setup import hyper_of, task_of
 
 MACHINE = "firsthand.experiments.deployment_machine:WorkingExcavator"
@@ -53,7 +54,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             trainer = Trainer(robot, config, kept, callbacks=(Guard(GuardSettings()), watch))
             if done:
                 trainer.resume()
-                watch.resume(trainer.episode)
+                watch.resume(kept)
             trainer.train()
             disconnect(address)
     write_rows(folder / "episodes.csv", watch.rows)
@@ -88,30 +89,48 @@ class Watch(Callback):
         self._began = time.monotonic()
         self._table = folder / files.CHECKPOINT / "rows.json"
 
-    def resume(self, episode: int) -> None:
-        """What earlier sessions noted."""
-        if self._table.exists():
-            self.rows = [row for row in files.read_json(self._table) if row["episode"] <= episode]
+    def resume(self, run: RunFolder) -> None:
+        """What earlier sessions noted, for the episodes that the run has.
+
+        An episode counts before it is noted. What a kill in between has lost is rebuilt from the run, except for the
+        times that only the watch knew: between episodes there was at least the update.
+        """
+        noted = files.read_json(self._table) if self._table.exists() else []
+        known = {row["episode"]: row for row in noted}
+        self.rows = []
+        for metrics in run.read_metrics():
+            episode = metrics["episode"]
+            record = EpisodeRecord.from_arrays(run.load_episode(episode)[0])
+            if not self._path(episode).exists():
+                self._keep(episode, record)
+            lost = self._row(metrics, record, between_s=metrics["update_time_s"], moving_s=math.nan)
+            self.rows.append(known.get(episode, lost))
 
     def after_episode(self, trainer: Any, summary: EpisodeSummary) -> None:
         """From the end of the last episode to the end of this one: what was not motion was between episodes."""
-        metrics, now = summary.metrics, time.monotonic()
-        self.rows.append(
-            {
-                **{name: metrics[name] for name in KEPT},
-                "update_time_s": metrics["update_time_s"],
-                "between_s": now - self._began - trainer.robot.moving_s,
-                "moving_s": trainer.robot.moving_s,
-                "free_share": float(np.mean(summary.record.free)),
-                "oil_c": oil_after(metrics["robot_time_s"], self.parameters["machine"]["warming_rate"]),
-            }
-        )
+        metrics, now, moving_s = summary.metrics, time.monotonic(), trainer.robot.moving_s
+        between_s = now - self._began - moving_s
+        self.rows.append(self._row(metrics, summary.record, between_s=between_s, moving_s=moving_s))
         self._began = now
-        if summary.episode in self.parameters["marks"]:
-            path = self.folder / "records" / f"{summary.episode:06d}.safetensors"
-            files.write_arrays(path, summary.record.arrays())
+        self._keep(summary.episode, summary.record)
         files.write_json(self._table, self.rows)
         self.report(summary.episode, f"error {100 * metrics['tracking_error_m']:.1f} cm")
+
+    def _row(self, metrics: Mapping[str, Any], record: EpisodeRecord, **times: float) -> dict[str, Any]:
+        return {
+            **{name: known_or_nan(metrics[name]) for name in KEPT},
+            "update_time_s": metrics["update_time_s"],
+            **times,
+            "free_share": float(np.mean(record.free)),
+            "oil_c": oil_after(metrics["robot_time_s"], self.parameters["machine"]["warming_rate"]),
+        }
+
+    def _path(self, episode: int) -> Path:
+        return self.folder / "records" / f"{episode:06d}.safetensors"
+
+    def _keep(self, episode: int, record: EpisodeRecord) -> None:
+        if episode in self.parameters["marks"]:
+            files.write_arrays(self._path(episode), record.arrays())
 
 
 @contextlib.contextmanager

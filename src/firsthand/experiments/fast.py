@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..errors import UserError
 from ..report.style import PALETTE, log_scale, styled
 from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Report, Result, Seeds, Size, Verdict
@@ -145,15 +146,20 @@ def shipped_oracle() -> tuple[float, float] | None:
 
 
 def at_mark(runs: list[Result], mark: int, column: str) -> np.ndarray:
-    """A column of marks.csv at a mark, one entry per seed that got there; in small sizes the last mark before it."""
+    """A column of marks.csv at a mark, one entry per seed that got there; in small sizes at the end of the run."""
     values = []
     longest = length(runs)
     for result in runs:
-        table = result.csv("marks.csv")
-        if result.job.parameters["episodes"] < min(mark, longest):
+        episodes = result.job.parameters["episodes"]
+        if episodes < min(mark, longest):
             continue
-        row = np.flatnonzero(table["episode"] <= mark)[-1]
-        values.append(float(table[column][row]))
+        table, at = result.csv("marks.csv"), min(mark, episodes)
+        rows = np.flatnonzero(table["episode"] == at)
+        if not rows.size:
+            raise UserError(
+                f"{result.folder} has no test after episode {at}; remove the folder, and the job runs again."
+            )
+        values.append(float(table[column][rows[0]]))
     return np.asarray(values)
 
 
@@ -288,7 +294,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     from ..robots.simulated import SimulatedRobot
     from ..runs import RunFolder, provenance
     from ..training import Trainer
-    from .learning import write_rows
+    from .learning import known_or_nan, write_rows
 
     config, task, plant_at = prepared(parameters)
     path = folder / files.CHECKPOINT / "run"
@@ -301,27 +307,22 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         robot = SimulatedRobot(plant_at(1), task, seed=config.seed)
         trainer = Trainer(robot, config, run_folder)
         trainer.resume()
-        marks: list[dict[str, Any]] = files.read_json(kept) if kept.exists() else []
+        marks = Marks(kept, trainer, plant_at(0), parameters["marks"])
         while trainer.episode < config.episodes:
             robot.plant = plant_at(trainer.episode + 1)
             metrics = trainer.run_episode().metrics
-            if trainer.episode in parameters["marks"]:
-                marks = [row for row in marks if row["episode"] < trainer.episode]
-                marks.append(tested(trainer, plant_at(0)))
-                files.write_json(kept, marks)
+            marks.test()
             report(trainer.episode, f"error {100 * metrics['tracking_error_m']:.1f} cm")
         curves = [
             {
                 "episode": row["episode"],
-                "tracking_error_m": row["tracking_error_m"],
-                "model_loss": row["model_loss"],
-                "prediction_error": row["prediction_error"],
+                **{name: known_or_nan(row[name]) for name in ("tracking_error_m", "model_loss", "prediction_error")},
                 "update_share": row["update_time_s"] / task.episode_s,
             }
             for row in run_folder.read_metrics()
         ]
     write_rows(folder / "curves.csv", curves)
-    write_rows(folder / "marks.csv", marks)
+    write_rows(folder / "marks.csv", marks.rows)
 
 
 def prepared(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -352,6 +353,31 @@ def prepared(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
         return faulty.with_stuck(STUCK_CHANNEL) if episode == STUCK_EPISODE else faulty
 
     return config, task, plant_at
+
+
+class Marks:
+    """The tests of a run: a row per mark, each kept as soon as it is there."""
+
+    def __init__(self, path: Path, trainer: Any, plant: Any, marks: list[int]) -> None:
+        self.path, self.trainer, self.plant, self.marks = path, trainer, plant, marks
+        found: list[dict[str, Any]] = files.read_json(path) if path.exists() else []
+        self.rows = [row for row in found if row["episode"] <= trainer.episode]
+        for mark in marks:
+            if mark < trainer.episode and not self._has(mark):
+                raise UserError(
+                    f"the run in {path.parent} is past episode {mark} but was not tested there; remove "
+                    f"{path.parent.parent}, and the job runs again."
+                )
+        self.test()  # a kill may have come between the checkpoint and the test
+
+    def _has(self, episode: int) -> bool:
+        return any(row["episode"] == episode for row in self.rows)
+
+    def test(self) -> None:
+        """Test the policies now if this is a mark without a row."""
+        if self.trainer.episode in self.marks and not self._has(self.trainer.episode):
+            self.rows.append(tested(self.trainer, self.plant))
+            files.write_json(self.path, self.rows)
 
 
 def tested(trainer: Any, plant: Any) -> dict[str, Any]:

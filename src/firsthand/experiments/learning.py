@@ -128,7 +128,6 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
 
 def tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with tuples for lists: JSON knows no tuples."""
     """Lists, which is what JSON has, as the tuples that settings are made of."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
@@ -235,6 +234,11 @@ def _metrics_row(episode: int, seed: int, name: str, metrics: Any) -> dict[str, 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Rows with the same fields as a CSV file."""
     files.write_csv(path, {name: [row[name] for row in rows] for name in rows[0]})
+
+
+def known_or_nan(value: float | None) -> float:
+    """A number of metrics.jsonl, where what is not finite is stored as null."""
+    return np.nan if value is None else value
 
 
 def records_as_arrays(records: Iterable[Any]) -> dict[str, np.ndarray]:

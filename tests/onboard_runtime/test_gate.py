@@ -201,6 +201,43 @@ def test_tracking_error_age_and_dropouts():
     assert faults == [False] * LIMITS.dropouts + [True]
 
 
+def test_after_a_gap_speed_is_what_was_travelled_over_the_whole_gap():
+    at, gone, wanted = np.asarray([1.82, 0.0, 0.0, 0.0]), np.full(4, math.nan), np.asarray([0.0, 3.0])
+    state = GATE(GATE.start(), wanted, at).state
+    for gap, expected in (
+        (1, 1.2),
+        (2, 1.0),
+    ):  # 0.25 per second outward: 0.2 s ahead 0.01 of 0.2 are left, then nothing
+        state = GATE(state, wanted, gone).state
+        assert (state.age, state.measured[0]) == (gap + 1, 1.82)
+        result = GATE(state, wanted, at + np.asarray([0.01 * (gap + 1), 0.0, 0.0, 0.0]))
+        assert result.command[1] == pytest.approx(expected, abs=1e-5)
+        assert result.state.age == 1
+
+
+def test_without_measured_speeds_the_joint_margins_hold_over_a_gap():
+    gate = Gate(spec(velocity=False), GateLimits.of(spec(velocity=False), (0.0, 1.0), UP))
+    ok = np.asarray([1.0, 1.0])
+    state = gate(gate(gate.start(), ok, np.asarray([1.884, 0.0])).state, ok, np.full(2, math.nan)).state
+    below, above = gate._rooms(state, [1.9, 0.0])[0]  # 0.2 per second over two periods: 0.04 ahead, 0.06 of 0.2 left
+    assert (below, above) == (1.0, pytest.approx(0.3))
+
+
+def test_measurements_that_are_missing_again_and_again_are_a_fault():
+    def steps_until_fault(every: int) -> int:
+        state = GATE.start()
+        for k in range(200):
+            result = GATE(state, np.asarray([0.0, 1.0]), REST if k % every else np.full(4, math.nan))
+            if result.fault:
+                assert result.fault == LOST_MEASUREMENT
+                return k
+            state = result.state
+        return 200
+
+    assert steps_until_fault(2) == 16  # the ninth of twenty
+    assert steps_until_fault(3) == 200
+
+
 class DropsOut:
     """The toy in lock-step; a sensor gives nothing in some of the readings."""
 

@@ -23,6 +23,8 @@ LOST_MEASUREMENT = "the measurement is not finite"
 OUTSIDE_BOX = "the tracked output is outside the workspace box"
 TRACKING_ERROR = "the tracking error exceeds its limit"
 TOO_OLD = "the command is too old"
+WINDOW = 20
+"""Missing measurements are also counted over so many steps."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class GateLimits:
     """A command made from a measurement older than this is a fault."""
     dropouts: int = 3
     """So many measurements in a row may be missing (neutral is applied); one more is a fault."""
+    dropouts_of_20: int = 8
+    """So many of the last 20 measurements may be missing, or as many as in a row; one more is a fault."""
 
     def __post_init__(self) -> None:
         size = len(self.low)
@@ -87,8 +91,9 @@ class GateLimits:
         for name in ("box_margin", "tracking_error", "command_age_s"):
             if not getattr(self, name) > 0:
                 raise SpecError(f"gate.{name} is {getattr(self, name)}, but must be a positive number")
-        if self.dropouts < 0:
-            raise SpecError(f"gate.dropouts is {self.dropouts}, but must be at least 0")
+        for name in ("dropouts", "dropouts_of_20"):
+            if not 0 <= getattr(self, name) < WINDOW:
+                raise SpecError(f"gate.{name} is {getattr(self, name)}, but must lie between 0 and {WINDOW - 1}")
 
     @staticmethod
     def of(spec: ControlSpec, neutral: Any = None, directions: Any = None, **changes: Any) -> GateLimits:
@@ -174,8 +179,10 @@ class GateState:
     """The last good measurement, for speeds that are not measured; empty if there is none."""
     output: tuple[float, ...] = ()
     """Where the tracked output was then, if there is a workspace box."""
-    missing: int = 0
-    """Measurements missing in a row."""
+    age: int = 1
+    """How many periods ago these were measured, when the next measurement comes."""
+    lost: tuple[bool, ...] = ()
+    """Which of the last measurements were missing, the newest last."""
 
 
 @dataclass(frozen=True)
@@ -238,8 +245,7 @@ class Gate:
         """What may be applied of `proposed`. `authority` in [0, 1] shrinks the range around neutral."""
         limits, values = self.limits, measured.tolist()
         if not all(map(math.isfinite, values)):
-            missing = state.missing + 1
-            return self._nothing(LOST_MEASUREMENT if missing > limits.dropouts else "", missing)
+            return self._without(state)
         if proposed.shape != self.neutral.shape or not all(map(math.isfinite, proposed.tolist())):
             return self._nothing(NOT_FINITE)
         if not age_s <= limits.command_age_s:
@@ -252,7 +258,7 @@ class Gate:
             if limits.box_low:
                 if self._outside(output) > limits.box_margin:
                     return self._nothing(OUTSIDE_BOX)
-                share *= self._room_in_box(output, state.output)
+                share *= self._room_in_box(output, state)
         bounds = self._bounds(state, values, share)
         low, cap_low = rounded_up(bounds[:2])
         high, cap_high = rounded_down(bounds[2:])
@@ -265,12 +271,22 @@ class Gate:
             new - old if new == free else 0.0
             for new, old, free in zip(command.tolist(), state.command.tolist(), ramped.tolist())  # noqa: B905
         ]
-        following = GateState(command, tuple(change), tuple(values), output)
+        following = GateState(command, tuple(change), tuple(values), output, lost=with_next(state.lost, False))
         return GateResult(command, command == wanted, "", following)
 
-    def _nothing(self, fault: str, missing: int = 0) -> GateResult:
-        state = GateState(self.neutral, self._rest, missing=missing)
-        return GateResult(self.neutral, np.zeros(len(self.neutral), bool), fault, state)
+    def _nothing(self, fault: str) -> GateResult:
+        return self._neutral(fault, self.start())
+
+    def _neutral(self, fault: str, following: GateState) -> GateResult:
+        return GateResult(self.neutral, np.zeros(len(self.neutral), bool), fault, following)
+
+    def _without(self, state: GateState) -> GateResult:
+        """A step without a measurement. What was measured last is kept, with its age, for speeds after the gap."""
+        limits, lost = self.limits, with_next(state.lost, True)
+        in_a_row = all(lost[-limits.dropouts - 1 :]) and len(lost) > limits.dropouts
+        often = sum(lost) > max(limits.dropouts, limits.dropouts_of_20)
+        following = dataclasses.replace(state, command=self.neutral, change=self._rest, age=state.age + 1, lost=lost)
+        return self._neutral(LOST_MEASUREMENT if in_a_row or often else "", following)
 
     def _bounds(self, state: GateState, values: list[float], share: float) -> np.ndarray:
         """Rows: lowest by the ramp, lowest by the caps, highest by the ramp, highest by the caps; a column per channel.
@@ -308,7 +324,8 @@ class Gate:
             if speed_at >= 0:
                 speed = values[speed_at]
             else:
-                speed = (position - state.measured[at]) / self.spec.period_s if state.measured else 0.0
+                elapsed = state.age * self.spec.period_s
+                speed = (position - state.measured[at]) / elapsed if state.measured else 0.0
             ahead = self.limits.lookahead_s * speed
             below, above = (position + min(ahead, 0.0) - low) / margin, (high - position - max(ahead, 0.0)) / margin
             rooms.append((min(max(below, 0.0), 1.0), min(max(above, 0.0), 1.0)))
@@ -318,15 +335,20 @@ class Gate:
         limits = self.limits
         return max(max(a - p, p - b) for p, a, b in zip(output, limits.box_low, limits.box_high))  # noqa: B905
 
-    def _room_in_box(self, output: tuple[float, ...], before: tuple[float, ...]) -> float:
+    def _room_in_box(self, output: tuple[float, ...], state: GateState) -> float:
         """1 where the output may move freely, falling to 0 at the edge of the box while it moves outward."""
         room, limits = 1.0, self.limits
-        for p, earlier, low, high in zip(output, before, limits.box_low, limits.box_high):  # noqa: B905
-            motion = (p - earlier) / self.spec.period_s
+        for p, earlier, low, high in zip(output, state.output, limits.box_low, limits.box_high):  # noqa: B905
+            motion = (p - earlier) / (state.age * self.spec.period_s)
             ahead = p + limits.lookahead_s * motion
             left = high - ahead if motion > 0 else ahead - low if motion < 0 else math.inf
             room = min(room, left / limits.box_margin)
         return max(room, 0.0)
+
+
+def with_next(lost: tuple[bool, ...], missing: bool) -> tuple[bool, ...]:
+    """The window with one step more."""
+    return (*lost, missing)[-WINDOW:] if missing or lost else lost
 
 
 def stoppable(distance: float, bend: float) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.experiments import Job, Size, Verdict, files
+from firsthand.experiments import Job, Size, Verdict, files, worker
 from firsthand.experiments.display import Display
 from firsthand.experiments.pool import LocalPool, shares
 from firsthand.experiments.run import JobsFailed, carry_out
@@ -105,6 +105,40 @@ def test_a_job_that_a_neighbour_has_done_is_copied(tmp_path: Path) -> None:
         for name in ("one", "two")
     )
     assert ours == theirs  # the process that did it is noted in there
+
+
+def test_a_job_that_was_begun_with_other_code_goes_on_and_says_so(tmp_path: Path) -> None:
+    """It keeps what it has done, is never repeated, and is nobody else's."""
+    with Study(tmp_path / "one", Counting(), Size("tiny", 1)) as study:
+        (job,) = study.jobs
+        begun = study.prepare(job) / files.CHECKPOINT
+        files.write_json(begun / "state.json", {"done": 5, "total": 0, "added": [5]})
+        files.write_json(begun / worker.STARTS, [{"code": "old", "commit": "abc"}])
+        worker.perform(study.folder(job), lambda done, note="": None)
+    done = files.read_json(study.folder(job) / files.DONE)
+    assert done["code"] == f"old+{worker.code_digest(job.runner)}"
+    assert done["commit"] == f"abc then {worker.commit()}"
+    assert files.read_json(study.folder(job) / "total.json")["added"] == [5, 5, 6, 7]
+    assert study.finished(job)
+    with Study(tmp_path / "two", Counting(), Size("tiny", 1)) as other:
+        assert not other.borrow(job, [study.path])
+        other.take(job, study.path)
+        assert other.finished(job)
+
+
+def test_a_checkpoint_of_which_nobody_knows_the_code_is_no_single_version(tmp_path: Path) -> None:
+    (tmp_path / files.CHECKPOINT).mkdir()
+    code = worker.noted_version(tmp_path, "firsthand.experiments.learning:run")["code"]
+    assert code == f"unknown+{worker.code_digest('firsthand.experiments.learning:run')}"
+    assert worker.noted_version(tmp_path, "firsthand.experiments.learning:run")["code"] == code  # killed once more
+
+
+def test_the_code_of_a_job_is_everything_that_its_data_may_come_from() -> None:
+    found = {path.as_posix().partition("src/")[2] for path in worker.sources("firsthand.experiments.learning:run")}
+    for name in ("experiments/theory/setup.py", "experiments/sensitivity.py", "logs/base.py", "learner/gradient.py"):
+        assert f"firsthand/{name}" in found
+    assert "firsthand_onboard/features.py" in found
+    assert not any(name.startswith("firsthand/baselines") for name in found)
 
 
 def test_a_job_is_another_one_when_its_parameters_are(tmp_path: Path) -> None:

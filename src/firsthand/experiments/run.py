@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import UserError
 from ..runs import atomic
 from .base import Finding, Job
 from .display import Display
@@ -106,8 +105,7 @@ def _end(
     atomic.remove(study.folder(job) / "error.txt")
     display.finished(study, job)
     for other, same in waiting[job.id][1:]:
-        if not other.borrow(same, [study.path]):
-            raise UserError(f"{study.path} changed while the experiment ran: its job {job.id} is not as it was.")
+        other.take(same, study.path)
 
 
 def default_folder(name: str, size: str) -> Path:

@@ -59,20 +59,22 @@ class Study:
         """Take the data of the same job, run by the same code, from another experiment's folder."""
         code = worker.code_digest(job.runner)
         for other in elsewhere:
-            source = other / "jobs" / job.id
-            if source == self.folder(job) or not (source / files.DONE).exists():
-                continue
-            if files.read_json(source / files.DONE).get("code") != code:
-                continue
-            target = self.folder(job)
-            atomic.make_folder(target.parent)
-            shutil.rmtree(target, ignore_errors=True)
-            copy = target.with_name(f".{target.name}.copy")
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(source, copy, ignore=shutil.ignore_patterns(files.CHECKPOINT, "log.txt"))
-            copy.rename(target)
-            return True
+            done = other / "jobs" / job.id / files.DONE
+            if other != self.path and done.exists() and files.read_json(done).get("code") == code:
+                self.take(job, other)
+                return True
         return False
+
+    def take(self, job: Job, other: Path) -> None:
+        """Copy the finished job from another experiment's folder."""
+        target = self.folder(job)
+        atomic.make_folder(target.parent)
+        shutil.rmtree(target, ignore_errors=True)
+        copy = target.with_name(f".{target.name}.copy")
+        shutil.rmtree(copy, ignore_errors=True)
+        unwanted = shutil.ignore_patterns(files.CHECKPOINT, "log.txt")
+        shutil.copytree(other / "jobs" / job.id, copy, ignore=unwanted)
+        copy.rename(target)
 
     def neighbours(self) -> list[Path]:
         """Other experiments in the folder that this one is in."""

@@ -24,7 +24,20 @@ from . import files
 from .base import Job, Report
 
 JOB = "job.json"
-_DATA_COMES_FROM = ("models", "learner", "tasks", "plants", "robots", "training", "evaluation", "simulators")
+STARTS = "starts.json"
+"""Beside a job's checkpoint: the code that it was started with, and others that it went on with."""
+_DATA_COMES_FROM = (
+    "models",
+    "learner",
+    "tasks",
+    "plants",
+    "robots",
+    "training",
+    "evaluation",
+    "simulators",
+    "logs",
+    "experiments",
+)
 
 
 def read_job(folder: Path) -> Job:
@@ -33,13 +46,15 @@ def read_job(folder: Path) -> Job:
 
 
 def perform(folder: Path, report: Report) -> None:
-    """Run the job of this folder to its end, from where it stopped; a finished one is left as it is."""
+    """Run the job of this folder to its end, from where it stopped; a finished one is left as it is.
+
+    One that was begun with other code goes on all the same, and `done.json` names both.
+    """
     if not (folder / files.DONE).exists():
         job = read_job(folder)
         atomic.remove_temporary_files(folder)
         module, _, function = job.runner.partition(":")
-        # Before it runs: the files may be others when it ends.
-        version = {"code": code_digest(job.runner), "commit": commit()}
+        version = noted_version(folder, job.runner)  # before it runs: the files may be others when it ends
         began, used = time.monotonic(), sum(os.times()[:4])
         getattr(import_module(module), function)(dict(job.parameters), folder, report)
         done = {
@@ -50,6 +65,24 @@ def perform(folder: Path, report: Report) -> None:
         }
         files.write_json(folder / files.DONE, done)
     shutil.rmtree(folder / files.CHECKPOINT, ignore_errors=True)
+
+
+def noted_version(folder: Path, runner: str) -> dict[str, str | None]:
+    """`code` and `commit` of this start, behind those of earlier ones with other code."""
+    now = {"code": code_digest(runner), "commit": commit()}
+    path = folder / files.CHECKPOINT / STARTS
+    if path.exists():
+        starts = files.read_json(path)
+    else:
+        starts = [{"code": "unknown", "commit": "unknown"}] if path.parent.exists() else []
+    if starts and starts[-1]["code"] != now["code"]:
+        print(f"This job was begun with other code ({starts[-1]['commit']}); it goes on with {now['commit']}.")
+    if not starts or starts[-1]["code"] != now["code"]:
+        starts.append(now)
+    files.write_json(path, starts)
+    if len(starts) == 1:
+        return now
+    return {"code": "+".join(s["code"] for s in starts), "commit": " then ".join(str(s["commit"]) for s in starts)}
 
 
 def cores() -> int:
@@ -66,20 +99,24 @@ def commit() -> str | None:
 
 def code_digest(runner: str) -> str:
     """A hash of the sources that a job's data depends on: two jobs are the same only if this is, too."""
+    digest = hashlib.sha256()
+    for path in sources(runner):
+        digest.update(path.name.encode() + b"\0" + (path.read_bytes() if path.exists() else b"") + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def sources(runner: str) -> list[Path]:
+    """The files that `code_digest` looks at; more of them than most jobs use, and none too few."""
     root = Path(__file__).parent.parent
-    sources = [p for name in _DATA_COMES_FROM for p in sorted((root / name).rglob("*.py"))]
-    sources += [root / "experiments" / "together.py"]
+    found = [p for name in _DATA_COMES_FROM for p in sorted((root / name).rglob("*.py"))]
     if runner.startswith(f"{__name__.partition('.')[0]}.baselines."):
-        sources += sorted((root / "baselines").rglob("*.py"))
+        found += sorted((root / "baselines").rglob("*.py"))
     for module in ("firsthand_onboard", runner.partition(":")[0]):
         spec = find_spec(module)
         if spec is not None and spec.origin is not None:
             origin = Path(spec.origin)
-            sources += sorted(origin.parent.glob("*.py")) if origin.name == "__init__.py" else [origin]
-    digest = hashlib.sha256()
-    for path in sources:
-        digest.update(path.name.encode() + b"\0" + (path.read_bytes() if path.exists() else b"") + b"\0")
-    return digest.hexdigest()[:16]
+            found += sorted(origin.parent.glob("*.py")) if origin.name == "__init__.py" else [origin]
+    return found
 
 
 def _end_with_parent() -> None:

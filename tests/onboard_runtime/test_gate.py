@@ -325,7 +325,21 @@ def test_limits_survive_json_and_name_what_is_wrong():
     wide = GateLimits.wide(SPEC, (0.0, 1.0))
     assert GateLimits.from_json(wide.to_json(), SPEC) == wide
     assert GateLimits.from_json('{"joint_margin": 0.1}', SPEC, (0.0, 1.0)).joint_margin == 0.1
-    for text, word in (("[]", "object"), ("{", "JSON"), ('{"rat": 1}', "fields"), ('{"rate": [1, -2]}', "rate")):
+    for text, word in (
+        ("[]", "object"),
+        ("{", "JSON"),
+        ('{"rat": 1}', "no field 'rat'"),
+        ('{"rate": [1, -2]}', "rate"),
+        ('{"rate": 5}', "gate.rate is 5, but must be a list"),
+        ('{"rate": ["a", 1]}', "gate.rate is .'a', 1., but must be a list"),
+        ('{"dropouts": [3]}', "gate.dropouts is .3., but must be a number"),
+        ('{"joint_margin": "a"}', "gate.joint_margin is 'a'"),
+        ('{"dropouts": 3.5}', "gate.dropouts is 3.5"),
+        ('{"dropouts": null}', "gate.dropouts is inf"),
+        ('{"dropouts": 20}', "between 0 and 19"),
+        ('{"joint": [0.0, 1.0]}', "gate.joint is .0.0, 1.0., but must be made of whole numbers"),
+        ('{"sign": [true, 1]}', "gate.sign"),
+    ):
         with pytest.raises(SpecError, match=word):
             GateLimits.from_json(text, SPEC, (0.0, 1.0))
 

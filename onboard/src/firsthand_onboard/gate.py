@@ -69,6 +69,9 @@ class GateLimits:
         for name in ("high", "neutral", "rate", "acceleration", "joint", "sign"):
             if len(getattr(self, name)) != size:
                 raise SpecError(f"gate.{name} has {len(getattr(self, name))} entries, but must have {size}, like low")
+        for name in ("joint", "sign", "dropouts", "dropouts_of_20"):
+            if not _is_kind(getattr(self, name), whole=True):
+                raise SpecError(f"gate.{name} is {getattr(self, name)!r}, but must be made of whole numbers")
         for i in range(size):
             if not (math.isfinite(self.low[i]) and math.isfinite(self.high[i]) and self.low[i] < self.high[i]):
                 raise SpecError(f"gate.low[{i}] is {self.low[i]}, but must be a number below high, {self.high[i]}")
@@ -137,13 +140,28 @@ class GateLimits:
         except (json.JSONDecodeError, RecursionError) as error:
             raise SpecError(f"the gate's limits are not JSON: {error}") from None
         known = [field.name for field in dataclasses.fields(GateLimits)]
-        if not isinstance(data, dict) or any(name not in known for name in data):
+        if not isinstance(data, dict):
             raise SpecError(f"the gate's limits must be a JSON object with fields out of {', '.join(known)}")
-        try:
-            fields = {name: _replace(value, None, math.inf) for name, value in data.items()}
-            return GateLimits.of(spec, fields.pop("neutral", neutral), directions, **fields)
-        except TypeError as error:
-            raise SpecError(f"the gate's limits hold a value of the wrong kind: {error}") from None
+        for name in data:
+            if name not in known:
+                raise SpecError(f"the gate's limits have no field {name!r}, only fields out of {', '.join(known)}")
+        fields = {name: _replace(value, None, math.inf) for name, value in data.items()}
+        for field in dataclasses.fields(GateLimits):
+            _check_kind(field.name, str(field.type).startswith("tuple"), fields, data)
+        return GateLimits.of(spec, fields.pop("neutral", neutral), directions, **fields)
+
+
+def _check_kind(name: str, several: bool, fields: dict[str, Any], data: dict[str, Any]) -> None:
+    if name in fields and (isinstance(fields[name], tuple) != several or not _is_kind(fields[name], whole=False)):
+        what = "a list of numbers" if several else "a number"
+        raise SpecError(f"gate.{name} is {data[name]!r}, but must be {what}")
+
+
+def _is_kind(value: Any, *, whole: bool) -> bool:
+    """Whether it is a number, or several."""
+    kinds = int if whole else (int, float)
+    items = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(item, kinds) and not isinstance(item, bool) for item in items)
 
 
 def assumed_neutral(spec: ControlSpec) -> np.ndarray:

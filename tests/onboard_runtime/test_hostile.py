@@ -151,7 +151,7 @@ def test_a_policy_that_comes_while_the_machine_moves_changes_nothing_that_runs(p
 
 
 def test_a_disk_that_is_full_ends_neither_the_program_nor_the_fault(tmp_path):
-    (tmp_path / "fault.new").symlink_to("/dev/full")
+    (tmp_path / "fault.json.new").symlink_to("/dev/full")
     program = Program(f"tcp/127.0.0.1:{free_port()}", tmp_path / "fault.json")
     try:
         client, policy = armed(program)

@@ -17,7 +17,7 @@ from firsthand.cli.inspect import check_goes_on
 from firsthand.errors import UserError
 from firsthand.robots.registry import make_task
 from firsthand.robots.remote import RemoteRobot, disconnect
-from firsthand_onboard.cli import main
+from firsthand_onboard.cli import _check_writable, main
 from firsthand_onboard.link import ClientEnd, LinkError, check_address
 from firsthand_onboard.messages import Message
 from firsthand_onboard.spec import SpecError
@@ -465,6 +465,38 @@ def test_mistakes_of_look_and_simulate_get_one_sentence(arguments, word, tmp_pat
         main([argument.format(file=file) for argument in arguments])
     assert ended.value.code == 2
     assert word in capsys.readouterr().err
+
+
+LOOKED_AT = """
+from firsthand_onboard.toy import toy_spec
+
+class Machine:
+    spec = toy_spec()
+
+    def read(self):
+        return [0.0] * {size}
+
+    neutral = write = lambda *_: None
+"""
+
+
+@pytest.mark.parametrize(("size", "code"), [(3, 2), (4, 0), (5, 2)])
+def test_look_does_not_hide_values_that_nobody_named(size, code, tmp_path, capsys):
+    file = tmp_path / f"machine_with_{size}_values.py"
+    file.write_text(LOOKED_AT.format(size=size))
+    with pytest.raises(SystemExit) as ended:
+        main(["look", "--machine", f"{file}:Machine", "--seconds", "0.1"])
+    assert ended.value.code == code
+    assert code == 0 or f"measures {size} values, but the specification names 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["fault.json", "fault.new", "fault"])
+def test_trying_whether_a_fault_can_be_written_leaves_the_one_that_is_there(name, tmp_path):
+    latch = tmp_path / name
+    latch.write_text("a fault")
+    _check_writable(latch, "latch")
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    assert latch.read_text() == "a fault"
 
 
 def test_the_watchdog_waits_longer_than_a_period_and_not_much_longer():

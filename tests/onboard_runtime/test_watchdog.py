@@ -185,3 +185,13 @@ def test_a_simulation_that_says_so_can_be_put_somewhere(driven: Driven, tmp_path
     assert machine.reset(np.zeros(2)).tolist() == [1.0, 2.0]
     assert did(tmp_path).count("reset") == 1
     assert not driven(declared=f"{word} = True").can_reset
+
+
+def test_a_watchdog_without_its_priority_is_told(driven: Driven, monkeypatch, caplog):
+    def refused(*_):
+        raise PermissionError("not permitted")
+
+    machine = driven()
+    monkeypatch.setattr(watchdog.os, "sched_setscheduler", refused)
+    machine.prefer(51)
+    assert "51 is not permitted for the watchdog" in caplog.text

@@ -18,8 +18,8 @@ from . import __version__
 from .gate import GateLimits
 from .homing import Homing, HomingController
 from .link import ClientEnd, LinkError, RobotEnd, Security, check_address
-from .machine import MachineError, load_machine
-from .runtime import Runtime, Settings
+from .machine import MachineError, as_measured, load_machine
+from .runtime import Runtime, Settings, beside
 from .simulation import PlantServer
 from .spec import ControlSpec, SpecError
 from .timing import request_real_time
@@ -115,7 +115,7 @@ def _text(path: Path, what: str) -> str:
 def _check_writable(path: Path, what: str) -> None:
     if path.is_dir():
         raise SpecError(f"the {what} file {path} is a folder")
-    trial = path.with_suffix(".new")  # as a fault is written
+    trial = beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         trial.touch()
@@ -233,7 +233,7 @@ def _look(given: argparse.Namespace) -> int:
         try:
             machine.neutral()
             began = time.monotonic()
-            values.append(np.asarray(machine.read(), float))
+            values.append(as_measured(machine.read(), spec.layout.num_measured))
         except MachineError:
             raise
         except Exception as error:  # a driver may raise anything

@@ -12,7 +12,7 @@ import numpy as np
 from .features import initial_state, next_state
 from .gate import Gate, GateLimits
 from .homing import AWAY, HomingController
-from .machine import Machine, MachineError
+from .machine import Machine, MachineError, as_measured
 from .policy import NumpyPolicy
 from .references import build_reference
 from .spec import ControlSpec
@@ -214,10 +214,4 @@ class Executor:
 
     def _read(self) -> np.ndarray:
         self._read_at = self.clock.now()
-        measured = np.asarray(self.machine.read(), np.float32)
-        if measured.shape != (self.spec.layout.num_measured,):
-            raise MachineError(
-                f"the machine measures {measured.shape[0] if measured.ndim else 1} values, "
-                f"but the specification names {self.spec.layout.num_measured}"
-            )
-        return measured
+        return as_measured(self.machine.read(), self.spec.layout.num_measured)

@@ -94,6 +94,14 @@ def make_machine(factory: Any, name: str, options: dict[str, str]) -> Any:
         raise SpecError(f"the machine {name!r} cannot be made with the options {options}: {why}") from None
 
 
+def as_measured(reading: Any, size: int) -> np.ndarray:
+    """A reading as an array of so many numbers; `MachineError` if it is none."""
+    measured = np.asarray(reading, np.float32)
+    if measured.shape != (size,):
+        raise MachineError(f"the machine measures {measured.size} values, but the specification names {size}")
+    return measured
+
+
 def can_reset(machine: Any) -> bool:
     """Whether it is a simulation, by its own word, that can be put somewhere."""
     simulated = getattr(machine, "simulated", False) is True or getattr(machine, "lock_step", False) is True

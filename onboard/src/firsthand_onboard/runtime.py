@@ -100,6 +100,11 @@ def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
+def beside(path: Path) -> Path:
+    """Where a file is written before it takes its name."""
+    return path.with_name(path.name + ".new")
+
+
 def answer_bytes(spec: ControlSpec, steps: int) -> int:
     """About how large the message with a trajectory of so many steps is, rather too much than too little."""
     layout = spec.layout
@@ -244,7 +249,7 @@ class Runtime:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".new")
+            temporary = beside(path)
             with temporary.open("w") as file:
                 file.write(json.dumps({"fault": self.fault, "number": self.fault_number}))
                 file.flush()

@@ -268,11 +268,13 @@ class WatchedMachine:
             raise MachineError(f"the machine {self.name!r} did not start in the loop's process: {error}") from None
 
     def prefer(self, priority: int) -> None:
-        """Let the watchdog process run with this SCHED_FIFO priority, where that is permitted."""
+        """Let the watchdog process run with this SCHED_FIFO priority; where that is not permitted, say so."""
         self._priority = priority
         if priority > 0:
-            with contextlib.suppress(OSError, AttributeError):
+            try:
                 os.sched_setscheduler(self.process.pid, os.SCHED_FIFO, os.sched_param(priority))
+            except (OSError, AttributeError) as error:
+                log.warning("SCHED_FIFO priority %d is not permitted for the watchdog: %s", priority, error)
 
     def read(self) -> np.ndarray:
         """What the machine measures; `MachineError` when the watchdog has taken over or is gone."""

@@ -122,7 +122,7 @@ def mutate(rng: np.random.Generator, data: bytes) -> bytes:
     kind = rng.integers(5)
     place = int(rng.integers(len(data)))
     if kind == 0:
-        return data[:place] + bytes([data[place] ^ (1 << int(rng.integers(8)))]) + data[place + 1 :]
+        return flipped(data, place, int(rng.integers(8)))
     if kind == 1:
         return data[:place]
     if kind == 2:
@@ -148,6 +148,46 @@ def test_no_mutated_frame_is_ever_accepted():
 def test_frames_with_a_right_checksum_and_nonsense_inside(head, payload):
     receiver = Receiver(TO_ROBOT, ROBOT)
     assert receiver.accept(framed(head, payload)) is None
+
+
+ARRAYS = encode(GOOD)[-HEAD.unpack_from(encode(GOOD))[2] :]
+"""A payload as it should be."""
+nonsense = st.one_of(
+    st.binary(min_size=1, max_size=300),
+    st.builds(lambda size, rest: struct.pack("<Q", size) + rest, st.integers(0, 300), st.binary(max_size=300)),
+    st.builds(lambda at, bit: flipped(ARRAYS, at % len(ARRAYS), bit), st.integers(0, 10**6), st.integers(0, 7)),
+    st.builds(lambda at: ARRAYS[: 1 + at % (len(ARRAYS) - 1)], st.integers(0, 10**6)),
+)
+
+
+def flipped(data: bytes, place: int, bit: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ (1 << bit)]) + data[place + 1 :]
+
+
+@settings(max_examples=500)
+@given(nonsense)
+def test_a_right_header_with_nonsense_after_it(payload):
+    """Either it is refused as malformed, or what was read is arrays of the kinds that are allowed, none too large."""
+    receiver = Receiver(TO_ROBOT, ROBOT)
+    receiver.accept(hello("s", "r"))
+    message = receiver.accept(framed(header(), payload))
+    if message is None:
+        assert receiver.counts["malformed"] == 1
+        return
+    assert all(str(array.dtype) in messages.TYPES for array in message.arrays.values())
+    assert sum(array.nbytes for array in message.arrays.values()) <= len(payload)
+
+
+plain = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), st.lists, max_leaves=4)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(["version", "kind", "run", "session", "robot", "number", "answers", "body"]), plain)
+def test_a_header_with_nonsense_in_one_field(name, value):
+    receiver = Receiver(TO_ROBOT, ROBOT)
+    receiver.accept(hello("s", "r"))
+    message = receiver.accept(framed(header(**{name: value}), ARRAYS))
+    assert message is None or getattr(message, name, value) == value
 
 
 def test_a_flood_of_nonsense_changes_nothing_on_a_real_link(tmp_path):

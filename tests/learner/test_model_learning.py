@@ -258,7 +258,13 @@ def test_no_steps_leave_the_function_alone(spec, model):
         ("policy_steps", 0),
         ("cg_iterations", 0),
         ("model_batch", 0),
+        ("model_batch", 2.5),
+        ("model_steps", 2.0),
+        ("policy_steps", 1.5),
+        ("imagined", 0.5),
+        ("model_hidden", (8.0,)),
         ("model_batch_most", 0),
+        ("model_batch_most", 128),  # less than model_batch
         ("imagined", -1),
         ("model_steps", -1),
         ("model_hidden", ()),

@@ -3,6 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from firsthand.errors import UserError
+from firsthand.experiments import together
 from firsthand.experiments.together import Together
 from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.robots import SimulatedRobot
@@ -22,8 +24,8 @@ def task():
 
 @pytest.fixture(scope="module")
 def curves(task):
-    together = Together(ExcavatorFlow(), task, HYPER, SEEDS, episodes=EPISODES)
-    return [together.run_episode() for _ in range(EPISODES)], together
+    group = Together(ExcavatorFlow(), task, HYPER, SEEDS, episodes=EPISODES)
+    return [group.run_episode() for _ in range(EPISODES)], group
 
 
 def test_each_seed_learns_what_it_would_learn_alone(task, curves):
@@ -43,6 +45,16 @@ def test_a_snapshot_goes_on_as_if_nothing_had_happened(task, curves):
     other = Together(ExcavatorFlow(), task, HYPER, SEEDS, episodes=EPISODES)
     other.restore(from_arrays(other.snapshot(), kept))
     np.testing.assert_array_equal(other.run_episode()["cost"], curves[0][1]["cost"])
+
+
+def test_a_seed_without_a_sound_start_does_not_change_the_others(task, monkeypatch):
+    """Alone it would go on without imagined trajectories, and the others with them."""
+    sound = together.imagined_starts
+    starts = iter([True, False])
+    monkeypatch.setattr(together, "imagined_starts", lambda *a: sound(*a) if next(starts) else None)
+    group = Together(ExcavatorFlow(), task, replace(HYPER, imagined=2), SEEDS, episodes=EPISODES)
+    with pytest.raises(UserError, match="episode 1 of seed 3 no trajectory had a sound start"):
+        group.run_episode()
 
 
 def test_more_episodes_than_announced_are_refused(curves):

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import UserError
 from ..evaluation import tracking_metrics
 from ..evaluation.metrics import TrackingMetrics
-from ..learner import Hyperparameters, LearnerState, Rollout, update_model, update_policy
+from ..learner import Hyperparameters, Imagined, LearnerState, Rollout, update_model, update_policy
 from ..learner.buffer import Buffer, written
 from ..learner.model_learning import ModelReport, prediction_error
 from ..models import Policy
@@ -26,7 +27,8 @@ class Together:
     """Algorithm 1 for several seeds at once on a simulated robot.
 
     Seed by seed it computes what `training.Trainer` computes, with the same random numbers; only the order of sums in
-    the vectorised calls differs. `plant` and `hyper` may be changed between episodes: a payload, a frozen model.
+    the vectorised calls differs. Where that cannot be, because one of several seeds has no sound start to imagine
+    trajectories from, it stops. `plant` and `hyper` may be changed between episodes: a payload, a frozen model.
     `hyper` may be a pytree with a leading axis (see `sensitivity.Varied`): then every seed has settings of its own.
     """
 
@@ -86,7 +88,7 @@ class Together:
             self.buffer,
             task.cost,
             rollout,
-            None if any(i is None for i in imagined) else stacked(imagined),
+            self._common(imagined),
             hyper,
             learn_model,
         )
@@ -103,6 +105,16 @@ class Together:
             "step_norm": np.asarray(report.step.step_norm),
             "refused_updates": np.asarray(self.state.refused),
         }
+
+    def _common(self, imagined: list[Imagined | None]) -> Imagined | None:
+        """One program serves all seeds: they have imagined trajectories all, or none has."""
+        missing = [seed for seed, starts in zip(self.seeds, imagined, strict=True) if starts is None]
+        if 0 < len(missing) < len(self.seeds):
+            raise UserError(
+                f"in episode {self.episode + 1} of seed {missing[0]} no trajectory had a sound start to imagine others "
+                "from, and the other seeds' had: they cannot go on together."
+            )
+        return None if missing else stacked(imagined)
 
     def policy(self, index: int) -> Policy:
         """The newest policy of one seed."""

@@ -221,7 +221,7 @@ def test_a_torn_last_line_is_ignored_and_then_dropped(run: RunFolder, torn: byte
 
 def test_a_damaged_line_in_the_middle_is_named(run: RunFolder) -> None:
     (run.path / "metrics.jsonl").write_text('{"episode": 1}\nrubbish\n{"episode": 3}\n')
-    with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl is damaged"):
+    with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl is damaged; remove that line. Curves then lack"):
         run.read_metrics()
 
 

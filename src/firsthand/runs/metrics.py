@@ -71,7 +71,8 @@ class MetricsFile:
                 valid = False
             if not valid:
                 raise UserError(
-                    f"line {number} of {self.path} is damaged; remove that line, nothing else depends on it."
+                    f"line {number} of {self.path} is damaged; remove that line. Curves then lack its episode, and a "
+                    "resumed run no longer counts it in the guard's usual error and in what proves the kept policy."
                 )
             parsed.append((line + b"\n", metrics))
         return parsed

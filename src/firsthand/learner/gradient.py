@@ -136,11 +136,12 @@ def damped_gradient(
     *,
     chained: bool = False,
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """The closed-loop gradient with the largest discount γ ≤ `discount` at which its norm is at most `limit`, and γ.
+    """The closed-loop gradient with the largest γ of a few, from `discount` down, at which its norm is at most `limit`.
 
     Where the model believes the closed loop unstable, the gradient grows without bound along the trajectory, and the
     preconditioned step, which falls like 1/‖∇‖, stops all learning. A smaller γ looks less far ahead and stays
-    meaningful: γ, 0.92 γ, 0.92² γ, … are tried in turn.
+    meaningful: γ, 0.92 γ, 0.92² γ, … are tried in turn, at most six of them. The last is taken even if its gradient is
+    still too large: the step's bounds hold all the same. Returns the gradient and its γ.
     """
 
     def again(carry):

@@ -8,6 +8,7 @@ from typing import Any
 from ..cache import cache_folder
 from ..errors import UserError
 from ..evaluation.oracle import OracleResult, cached_oracle
+from ..learner import LearnerState
 from ..logs import spec_difference
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord, SimulatedRobot
@@ -18,7 +19,7 @@ from ..runs.pytrees import from_arrays
 from ..tasks import Task
 from .config import TrainingConfig
 from .display import say
-from .loop import Trainer, policy_from_arrays
+from .loop import policy_from_arrays
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,9 @@ class RestoredRun:
         checkpoint = self.folder.load_checkpoint()
         for note in checkpoint.notes:
             say(note)
-        trainer = Trainer(self.robot(), self.config)
-        template = {"learner": trainer.state, "robot": trainer.robot.snapshot()}
-        return from_arrays(template, checkpoint.arrays)["learner"].policy
+        template = LearnerState.random(self.task.spec, self.config.hyper, seed=self.config.seed)
+        learner = {name: array for name, array in checkpoint.arrays.items() if name.startswith("learner.")}
+        return from_arrays({"learner": template}, learner)["learner"].policy
 
     def robot(self) -> AbstractRobot:
         """The robot of the run; a simulated one stands at home, a machine uses the range that the run has earned."""

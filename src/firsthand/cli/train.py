@@ -51,9 +51,9 @@ class Train:
     data: Annotated[tuple[Path, ...], arg(metavar="LOG...", help_behavior_hint="")] = ()
     """Logs to learn from before the first episode: run folders, .csv or .mcap files."""
     authority: _Number = None
-    """For a robot across the network: share of the command range in the first episodes; by default 0.5."""
+    """For a robot across the network: share of the command range at first, by default 0.5; caps a resumed run."""
     approve: _Text = None
-    """Before each new policy: `ask` in the terminal, ask at the live `page`, or through a file."""
+    """Before each new policy: `ask` in the terminal, ask at the live `page`, or through a file (./FILE)."""
     dashboard: _Switch = False
     """Show the live page while training; see also: firsthand dashboard."""
     tensorboard: _Switch = False

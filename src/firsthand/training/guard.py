@@ -229,10 +229,10 @@ class Guard(Callback):
         if candidate is trainer.operators_policy:
             return candidate
         if self.state.go_back and self._good is not None:
-            seen = math.isfinite(self.state.excess)
             why = f"the last episode's error was {self.state.excess:.1f} times the usual one"
-            unseen = "nothing of the last episode was measured"
-            say(f"{why if seen else unseen}: back to the policy of episode {self.state.good_episode}")
+            if math.isnan(self.state.excess):
+                why = "nothing of the last episode was measured"
+            say(f"{why}: back to the policy of episode {self.state.good_episode}")
             return self._good
         assert ran is not None
         rollout = as_rollout(trainer.task.spec, self._record)

@@ -82,15 +82,18 @@ class UdpMachine:
         self.directions, self.homing = described["directions"], described["homing"]
         self.lock_step, self.simulated = bool(described["lock_step"]), described.get("simulated") is True
         self._answer: np.ndarray | None = None
-        if patience_s is None and not self.lock_step:
-            self._patience = 0.5 * self.spec.period_s  # a read that takes longer has missed its period anyway
+        # A read that takes longer has missed its period anyway; only the first may.
+        hurried = patience_s is None and not self.lock_step
+        self._patience_later = 0.5 * self.spec.period_s if hurried else self._patience
 
     def read(self) -> np.ndarray:
         """What the machine measures now."""
         if self._answer is not None:
             answer, self._answer = self._answer, None
             return answer
-        return self._ask(READ)
+        measured = self._ask(READ)
+        self._patience = self._patience_later
+        return measured
 
     def write(self, command: np.ndarray) -> None:
         """Hand over a command; in lock-step the machine moves on by one period."""

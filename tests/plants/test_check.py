@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import firsthand.plants.check as plant_check
+from firsthand.plants import check_derivatives
 from firsthand.plants.base import AbstractPlant
 from firsthand.plants.check import PlantCheckError, check_plant
+from firsthand.plants.check_runs import starting_positions
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 
 KEY = jax.random.key(0)
@@ -77,7 +78,7 @@ def test_a_smooth_plant_passes_without_kinks_and_repeatably():
 
 
 def test_default_position_is_zeros_of_the_right_length():
-    np.testing.assert_array_equal(plant_check._positions(Cart(), None), [[0.0, 0.0]])
+    np.testing.assert_array_equal(starting_positions(Cart(), None), [[0.0, 0.0]])
 
 
 class Float32Only(Cart):
@@ -323,13 +324,13 @@ def test_broken_plants_are_found(plant, message):
 
 
 def test_reverse_mode_that_is_not_the_transpose_of_forward_mode_is_found(monkeypatch):
-    honest = plant_check._linearise
+    honest = check_derivatives._linearise
 
     def lie(plant, points):
         pushed, (state, commands) = honest(plant, points)
         return pushed, (state, 1.1 * commands)
 
-    monkeypatch.setattr(plant_check, "_linearise", lie)
+    monkeypatch.setattr(check_derivatives, "_linearise", lie)
     with pytest.raises(PlantCheckError, match="in float32 differ from forward mode"):
         check(Cart())
 

@@ -47,8 +47,8 @@ class EventFiles(Callback):
         self.writer.close()
 
     def _add(self, metrics: Iterable[Mapping[str, Any]]) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         try:
             for line in metrics:

@@ -125,6 +125,62 @@ class _Progress(NamedTuple):
     """What η is multiplied by in the next step."""
 
 
+def _first(policy: Policy) -> _Progress:
+    zero = jnp.asarray(0.0)
+    no_step = StepReport(zero, zero, zero, zero, zero, jnp.asarray(0, jnp.int32), jnp.asarray(True), zero)
+    return _Progress(
+        best=policy,
+        candidate=policy,
+        cost=jnp.asarray(jnp.inf),
+        deviation=jnp.asarray(0.0),
+        steps=jnp.asarray(0, jnp.int32),
+        rounds=jnp.asarray(0, jnp.int32),
+        sound=jnp.asarray(True),
+        report=no_step,
+        pace=jnp.asarray(1.0),
+    )
+
+
+class _Ground(NamedTuple):
+    """What the model is rolled out on: the measured trajectories, then the imagined ones."""
+
+    starts: Float[Array, "trajectories state"]
+    previews: Float[Array, "trajectories steps points outputs"]
+    missed: Float[Array, "trajectories steps state"]
+    """The measured one-step residuals; zero on imagined trajectories."""
+    applied: Float[Array, "trajectories steps commands"]
+    free: Bool[Array, "trajectories steps commands"]
+    valid: Bool[Array, "trajectories steps"]
+    """Steps that count. None does on a measured trajectory whose first step is not valid: it has no sound start."""
+
+
+def _ground(dynamics: Dynamics, rollout: Rollout, imagined: Imagined | None) -> _Ground:
+    missed = residuals(dynamics, rollout)
+    starts, previews = rollout.states[:, 0], rollout.previews
+    extra = 0
+    if imagined is not None:
+        extra = imagined.starts.shape[0]
+        starts = jnp.concat([starts, imagined.starts])
+        previews = jnp.concat([previews, imagined.previews])
+        missed = jnp.concat([missed, jnp.zeros((extra, *missed.shape[1:]))])
+    blank = jnp.zeros((extra, *rollout.commands.shape[1:]))
+    return _Ground(
+        starts,
+        previews,
+        missed,
+        applied=jnp.concat([rollout.commands, blank]),
+        free=jnp.concat([rollout.free, jnp.ones(blank.shape, bool)]),
+        valid=jnp.concat([rollout.valid & rollout.valid[:, :1], jnp.ones(blank.shape[:2], bool)]),
+    )
+
+
+def _predicted(policy: Policy, dynamics: Dynamics, on: _Ground) -> Rollout:
+    """What the model says that a policy does."""
+    predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))
+    states, commands = predict(policy, dynamics, on.starts, on.previews, on.missed, on.applied, on.free)
+    return Rollout(states, commands, on.previews, on.free, on.valid)
+
+
 BACKTRACK = 0.4
 """A step that the prediction does not bear out is shortened to this share."""
 
@@ -148,31 +204,18 @@ def improve_on_model(
     from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again. The step
     size grows with every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true.
     """
-    missed = residuals(dynamics, rollout)
-    starts, previews = rollout.states[:, 0], rollout.previews
-    measured = starts.shape[0]
-    if imagined is not None:
-        starts = jnp.concat([starts, imagined.starts])
-        previews = jnp.concat([previews, imagined.previews])
-        missed = jnp.concat([missed, jnp.zeros((imagined.starts.shape[0], *missed.shape[1:]))])
-    extra = starts.shape[0] - measured
-    steps = rollout.valid.shape[1]
-    begun = rollout.valid & rollout.valid[:, :1]
-    valid = jnp.concat([begun, jnp.ones((extra, steps), bool)])
-    blank = jnp.zeros((extra, steps, rollout.commands.shape[-1]))
-    applied = jnp.concat([rollout.commands, blank])
-    free = jnp.concat([rollout.free, jnp.ones(blank.shape, bool)])
-    commanded = jnp.maximum(begun.sum() * rollout.commands.shape[-1], 1)
+    ground = _ground(dynamics, rollout, imagined)
+    measured = rollout.states.shape[0]
+    counted = ground.valid[:measured]
+    commanded = jnp.maximum(counted.sum() * rollout.commands.shape[-1], 1)
     fastest = jnp.maximum(radius / hyper.radius, 1.0)
-    predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
-    _, before = predict(policy, dynamics, *(a[:measured] for a in (starts, previews, missed, applied, free)))
+    before = _predicted(policy, dynamics, jax.tree.map(lambda a: a[:measured], ground)).commands
 
     def judge(now: _Progress) -> _Progress:
-        states, commands = predict(now.candidate, dynamics, starts, previews, missed, applied, free)
-        data = Rollout(states, commands, previews, free, valid)
+        data = _predicted(now.candidate, dynamics, ground)
         value = mean_cost(cost, data)
-        change = jnp.where(begun[..., None], (commands[:measured] - before) / half_range(policy), 0.0)
+        change = jnp.where(counted[..., None], (data.commands[:measured] - before) / half_range(policy), 0.0)
         deviation = jnp.sqrt(jnp.sum(change**2) / commanded)
         first = now.rounds == 0
         keep = (value < now.cost) & (deviation <= radius)  # false where the value is not finite
@@ -202,20 +245,7 @@ def improve_on_model(
             pace=pace,
         )
 
-    zero = jnp.asarray(0.0)
-    no_step = StepReport(zero, zero, zero, zero, zero, jnp.asarray(0, jnp.int32), jnp.asarray(True), zero)
-    start = _Progress(
-        best=policy,
-        candidate=policy,
-        cost=jnp.asarray(jnp.inf),
-        deviation=jnp.asarray(0.0),
-        steps=jnp.asarray(0, jnp.int32),
-        rounds=jnp.asarray(0, jnp.int32),
-        sound=jnp.asarray(True),
-        report=no_step,
-        pace=jnp.asarray(1.0),
-    )
     # One round more than steps: the first only judges the policy that made the data.
-    end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= hyper.policy_steps), judge, start)
+    end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= hyper.policy_steps), judge, _first(policy))
     report = end.report._replace(accepted=end.sound)
     return end.best, Improvement(mean_cost(cost, rollout), end.cost, end.deviation, end.steps, report)

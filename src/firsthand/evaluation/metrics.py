@@ -16,7 +16,11 @@ LIMIT_TOLERANCE = 0.005
 
 @dataclass(frozen=True)
 class TrackingMetrics:
-    """Table 1 for one reference or several together. Lengths in the unit of the tracked output, which is metres."""
+    """Table 1 for one reference or several together.
+
+    Errors and speeds are in the unit of the tracked output, `Task.unit`: metres, and then `_m` and `_m_s` say what they
+    are; for a robot whose output is another quantity the names stay, and its unit takes the place of the metre.
+    """
 
     mean_error_m: float
     """Mean Euclidean tracking error over all steps."""

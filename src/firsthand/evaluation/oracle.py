@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Float
 
 from firsthand_onboard import SelectedOutput
 from firsthand_onboard.features import initial_state, next_state
@@ -117,33 +118,60 @@ def train_oracle(
     progress: Callable[[int, float], None] | None = None,
 ) -> tuple[Policy, OracleResult]:
     """The best policy of `budget.starts`, and its errors on references it was not trained on."""
-    spec = task.spec
     rng = np.random.default_rng(seed)
-    starts, references = (jnp.asarray(a) for a in reference_pool(task, 600, rng))
-    held_starts, held_references = (jnp.asarray(a) for a in reference_pool(task, 100, rng))
+    pool, held_out = (tuple(jnp.asarray(a) for a in reference_pool(task, count, rng)) for count in (600, 100))
+    policies = _trained(plant, task, budget, pool, seed, progress)
+    scores = _errors(plant, task, policies, held_out)
+    best = int(np.nanargmin(scores))
+    policy = jax.tree.map(lambda x: x[best] if eqx.is_array(x) else x, policies)
+    shapes = evaluate(SimulatedRobot(plant, task), policy)
+    each = {r.name: m.mean_error_m for r, m in zip(shapes.references, shapes.metrics, strict=True)}
+    return policy, OracleResult(scores[best], shapes.overall.mean_error_m, each)
+
+
+References = tuple[Float[Array, "count positions"], Float[Array, "count points outputs"]]
+"""Start positions, and the references from them."""
+
+
+def _follow(plant: AbstractPlant, task: Task, policy: Policy, start: Array, points: Array) -> tuple[Array, Array]:
+    """What is measured, and commanded, from a start at rest along a reference."""
+    key = jax.random.key(0)
+    state = at_rest(plant, task.spec, start, key=key)
+    _, measured, commands = track(plant, policy, task.spec, state, points, key=key)
+    return measured, commands
+
+
+def _cost(plant: AbstractPlant, task: Task, policy: Policy, start: Array, points: Array) -> Float[Array, ""]:
+    """The task's mean cost of following one reference."""
+    layout = task.spec.layout
+    measured, commands = _follow(plant, task, policy, start, points)
+    first = initial_state(layout, measured[0], jnp.asarray(neutral(task.spec), measured.dtype))
+
+    def shift(state, inputs):
+        command, following = inputs
+        return next_state(layout, state, command, following), state
+
+    _, states = jax.lax.scan(shift, first, (commands, measured[1:]))
+    return jax.vmap(task.cost)(states, commands, points[: len(commands)]).mean()
+
+
+def _trained(
+    plant: AbstractPlant,
+    task: Task,
+    budget: OracleBudget,
+    pool: References,
+    seed: int,
+    progress: Callable[[int, float], None] | None,
+) -> Policy:
+    """`budget.starts` policies, stacked, trained side by side by backpropagation through the plant."""
+    starts, references = pool
     keys = jax.random.split(jax.random.key(seed), budget.starts)
-    policies = eqx.filter_vmap(lambda k: Policy.random(spec, key=k, last_gain=0.1))(keys)
+    policies = eqx.filter_vmap(lambda k: Policy.random(task.spec, key=k, last_gain=0.1))(keys)
     schedule = optax.cosine_decay_schedule(budget.rate, budget.iterations, alpha=0.01)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
-    def follow(policy, start, points):
-        key = jax.random.key(0)
-        _, measured, commands = track(plant, policy, spec, at_rest(plant, spec, start, key=key), points, key=key)
-        return measured, commands
-
     def loss(policy, starts, references):
-        def one(start, points):
-            measured, commands = follow(policy, start, points)
-            first = initial_state(spec.layout, measured[0], jnp.asarray(neutral(spec), measured.dtype))
-
-            def shift(state, inputs):
-                command, following = inputs
-                return next_state(spec.layout, state, command, following), state
-
-            _, states = jax.lax.scan(shift, first, (commands, measured[1:]))
-            return jax.vmap(task.cost)(states, commands, points[: len(commands)]).mean()
-
-        return jax.vmap(one)(starts, references).mean()
+        return jax.vmap(lambda start, points: _cost(plant, task, policy, start, points))(starts, references).mean()
 
     @eqx.filter_jit
     def advance(policies, moments, key):
@@ -157,29 +185,28 @@ def train_oracle(
 
         return eqx.filter_vmap(one)(policies, moments)
 
-    @eqx.filter_jit
-    def errors(policies):
-        def one(policy):
-            measured, commands = jax.vmap(lambda s, p: follow(policy, s, p))(held_starts, held_references)
-            return measured, commands
-
-        return eqx.filter_vmap(one)(policies)
-
     moments = eqx.filter_vmap(lambda p: optimizer.init(eqx.filter(p, eqx.is_array)))(policies)
     for i in range(budget.iterations):
         policies, moments, values = advance(policies, moments, jax.random.fold_in(jax.random.key(seed + 1), i))
         if progress is not None and (i % 20 == 19 or i == budget.iterations - 1):
             progress(i + 1, float(jnp.nanmin(values)))
-    measured, commands = errors(policies)
-    scores = [
-        tracking_metrics(spec, (_record(spec, measured[i], commands[i], held_references),)).mean_error_m
-        for i in range(budget.starts)
+    return policies
+
+
+def _errors(plant: AbstractPlant, task: Task, policies: Policy, held_out: References) -> list[float]:
+    """The mean tracking error of each of the stacked policies."""
+    starts, references = held_out
+
+    @eqx.filter_jit
+    def followed(policies):
+        return eqx.filter_vmap(lambda p: jax.vmap(lambda s, r: _follow(plant, task, p, s, r))(starts, references))(
+            policies
+        )
+
+    return [
+        tracking_metrics(task.spec, (_record(task.spec, measured, commands, references),)).mean_error_m
+        for measured, commands in zip(*followed(policies), strict=True)
     ]
-    best = int(np.nanargmin(scores))
-    policy = jax.tree.map(lambda x: x[best] if eqx.is_array(x) else x, policies)
-    shapes = evaluate(SimulatedRobot(plant, task), policy)
-    each = {r.name: m.mean_error_m for r, m in zip(shapes.references, shapes.metrics, strict=True)}
-    return policy, OracleResult(scores[best], shapes.overall.mean_error_m, each)
 
 
 def _record(spec, measured, commands, references) -> EpisodeRecord:

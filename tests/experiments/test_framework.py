@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.experiments import Job, Size, Verdict, files, worker
+from firsthand.experiments import Comparison, Job, Report, Size, Verdict, files, worker
 from firsthand.experiments.display import Display
+from firsthand.experiments.learning import in_turn
 from firsthand.experiments.pool import LocalPool, shares
 from firsthand.experiments.run import JobsFailed, carry_out
 from firsthand.experiments.study import Study
@@ -145,6 +147,49 @@ def test_a_job_is_another_one_when_its_parameters_are(tmp_path: Path) -> None:
     job, same, other = (Job("a", "m:f", p) for p in ({"x": 1, "y": 2.5}, {"y": 2.5, "x": 1}, {"x": 1, "y": 2.25}))
     assert job.id == same.id
     assert job.id != other.id
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "overall"),
+    [
+        ([None, Verdict.PASS, Verdict.PASS], Verdict.PASS),
+        ([Verdict.PASS, Verdict.NOT_COMPARABLE], Verdict.NOT_COMPARABLE),
+        ([Verdict.NOT_COMPARABLE, Verdict.FAIL, Verdict.PASS], Verdict.FAIL),
+        ([None], Verdict.NOT_COMPARABLE),
+        ([], Verdict.NOT_COMPARABLE),
+    ],
+)
+def test_one_row_that_fails_fails_the_whole(verdicts: list[Verdict | None], overall: Verdict) -> None:
+    assert Verdict.overall(Comparison("q", "1", "2", verdict) for verdict in verdicts) is overall
+
+
+def test_only_the_full_size_can_tell() -> None:
+    assert Verdict.of_full(False, Size("full", 1)) is Verdict.FAIL
+    assert Verdict.of_full(True, Size("full", 1)) is Verdict.PASS
+    assert Verdict.of_full(True, Size("quick", 1)) is Verdict.NOT_COMPARABLE
+
+
+def test_parts_in_turn_are_not_repeated(tmp_path: Path) -> None:
+    told, ran = [], []
+
+    def part(name: str, report: Report) -> list[dict]:
+        ran.append(name)
+        report(3)
+        if ran == ["a", "b"]:
+            raise KeyboardInterrupt
+        return [{"part": name, "x": len(ran)}]
+
+    def go() -> None:
+        in_turn(
+            tmp_path / "t.csv", "part", {n: partial(part, n) for n in "abc"}, 5, lambda done, note="": told.append(done)
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    go()
+    assert ran == ["a", "b", "b", "c"]
+    assert told == [3, 8, 8, 13]
+    assert files.read_csv(tmp_path / "t.csv")["x"].tolist() == [1, 3, 4]
 
 
 def test_cores_are_shared_out() -> None:

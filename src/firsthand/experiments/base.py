@@ -34,7 +34,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -195,6 +195,19 @@ class Verdict(Enum):
         if size.name == "tiny" or (size.name == "quick" and not holds):
             return Verdict.NOT_COMPARABLE
         return Verdict.PASS if holds else Verdict.FAIL
+
+    @staticmethod
+    def of_full(holds: bool, size: Size) -> "Verdict":
+        """The same for a claim about the full size: a smaller one cannot tell either way."""
+        return Verdict.of(holds, size) if size.name == "full" else Verdict.NOT_COMPARABLE
+
+    @staticmethod
+    def overall(rows: "Iterable[Comparison]") -> "Verdict":
+        """FAIL if one row fails; else not comparable if one is not, or if no row claims anything; else PASS."""
+        found = {row.verdict for row in rows} - {None}
+        if Verdict.FAIL in found:
+            return Verdict.FAIL
+        return Verdict.PASS if found == {Verdict.PASS} else Verdict.NOT_COMPARABLE
 
 
 @dataclass(frozen=True)

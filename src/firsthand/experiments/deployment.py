@@ -62,23 +62,18 @@ class Deployment(Experiment):
         # What was compiled in the first episodes of a session is part of the total, as it would be on a site.
         between_h = float(columns["between_s"].values.sum(axis=1).mean()) / 3600
         ratio = (robot_h + between_h) / robot_h
-        told = size.name == "full"
-
-        def judge(holds: bool) -> Verdict:
-            return (Verdict.PASS if holds else Verdict.FAIL) if told else Verdict.NOT_COMPARABLE
-
         rows = [
             Comparison(
                 f"mean error on random references, last {last} episodes (cm)",
                 f"{100 * error:.1f}",
                 f"{100 * PAPER_ERROR_M:.1f}",
-                judge(error <= PAPER_ERROR_M),
+                Verdict.of_full(error <= PAPER_ERROR_M, size),
             ),
             Comparison(
                 "total time over robot time",
                 f"{ratio:.3f} ({robot_h + between_h:.2f} h for {robot_h:.2f} h)",
                 f"{PAPER_HOURS[0] / PAPER_HOURS[1]:.1f} ({PAPER_HOURS[0]:.0f} h for {PAPER_HOURS[1]:.1f} h)",
-                judge(ratio <= PAPER_HOURS[0] / PAPER_HOURS[1]),
+                Verdict.of_full(ratio <= PAPER_HOURS[0] / PAPER_HOURS[1], size),
             ),
             *(
                 Comparison(
@@ -95,8 +90,6 @@ class Deployment(Experiment):
         )
         free = float(np.mean([table["free_share"].mean() for table in tables]))
         rows.append(Comparison("commands that the gate left as they were", f"{100 * free:.0f} %", "–"))
-        verdicts = [row.verdict for row in rows if row.verdict is not None]
-        verdict = next((v for v in (Verdict.NOT_COMPARABLE, Verdict.FAIL) if v in verdicts), Verdict.PASS)
         text = (
             f"The paper preset learned for {len(episodes)} episodes ({robot_h:.2f} h of robot time) on the "
             "pressure-model excavator with sensor noise and warming oil, in a process of its own, through the onboard "
@@ -106,7 +99,7 @@ class Deployment(Experiment):
             "link, whose share in real time is measured in docs/on_the_robot.md (below 1 %) and not counted."
         )
         return Finding(
-            verdict,
+            Verdict.overall(rows),
             text,
             tuple(rows),
             figures={

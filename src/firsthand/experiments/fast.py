@@ -112,7 +112,6 @@ class Fast(Experiment):
         oracle = shipped_oracle()
         rows, numbers = judged(runs, oracle, size)
         verdicts = [row.verdict for row in rows if row.verdict is not None]
-        verdict = next((v for v in (Verdict.FAIL, Verdict.NOT_COMPARABLE) if v in verdicts), Verdict.PASS)
         met = sum(v is Verdict.PASS for v in verdicts)
         text = (
             "Training runs of the fast preset from random weights, beside the paper preset, on the simulated robots. "
@@ -125,7 +124,7 @@ class Fast(Experiment):
             )
         )
         return Finding(
-            verdict if size.name == "full" else Verdict.NOT_COMPARABLE,
+            Verdict.overall(rows),
             text,
             tuple(rows),
             figures={"fast": curves_figure(runs, oracle)},
@@ -202,7 +201,7 @@ def judged(
     def add(what: str, value: float, limit: float, unit: str = "", scale: float = 1.0) -> None:
         numbers[what] = value
         # The figures are about runs of full length; a small form shows only what it got to.
-        verdict = Verdict.of(value <= limit, size) if size.name == "full" else Verdict.NOT_COMPARABLE
+        verdict = Verdict.of_full(value <= limit, size)
         rows.append(Comparison(what, f"{scale * value:.2f}{unit}", f"≤ {scale * limit:.2f}{unit}", verdict))
 
     def centimetres(what: str, value: float, limit: float) -> None:

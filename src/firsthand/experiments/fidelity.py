@@ -63,23 +63,20 @@ class Fidelity(Experiment):
         caught = _first(scratch, 1.2 * best)
         late = max(episodes // 3, 1)
         random = {p: float(curves[p, "tracking_error_m"].values[:, -late:].mean()) for p in PHASES}
-        told = size.name == "full"
-
-        def judge(holds: bool) -> Verdict:
-            return (Verdict.PASS if holds else Verdict.FAIL) if told else Verdict.NOT_COMPARABLE
-
         gap = float(np.exp(np.mean(np.log(away / home))))
         rows = (
             Comparison("shapes where it was learned, flow-source model (cm)", _cm(home), "–"),
             Comparison("the same policy on the pressure model (cm)", _cm(away), "–"),
-            Comparison("what the transfer costs", f"× {gap:.1f}", "performance degrades", judge(gap > 1.2)),
+            Comparison(
+                "what the transfer costs", f"× {gap:.1f}", "performance degrades", Verdict.of_full(gap > 1.2, size)
+            ),
             Comparison("shapes after learning on from there (cm), by episode", _listed(transferred), "–"),
             Comparison("shapes from scratch on the pressure model (cm), by episode", _listed(scratch), "–"),
             Comparison(
                 f"episodes until within 1.2 times the final {100 * best:.1f} cm: transferred, from scratch",
                 f"{repaired}, {caught}",
                 "learning on the robot repairs it",
-                judge(repaired != NEVER),
+                Verdict.of_full(repaired != NEVER, size),
             ),
             Comparison(
                 "random references in the last third (cm): simulation, transferred, from scratch",
@@ -87,8 +84,6 @@ class Fidelity(Experiment):
                 "–",
             ),
         )
-        judged = [row.verdict for row in rows if row.verdict is not None]
-        verdict = next((v for v in (Verdict.NOT_COMPARABLE, Verdict.FAIL) if v in judged), Verdict.PASS)
         text = (
             f"The fast preset learned for {episodes} episodes on the flow-source excavator; its policy followed the "
             f"shapes there with {_cm(home)} cm and on the pressure model with {_cm(away)} cm (× {gap:.1f}). Then model "
@@ -98,7 +93,7 @@ class Fidelity(Experiment):
             "simulations: the gap to a real machine may be larger."
         )
         return Finding(
-            verdict,
+            Verdict.overall(rows),
             text,
             rows,
             figures={"fidelity": fidelity_figure(curves, home)},

@@ -11,7 +11,7 @@ It leaves:
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,23 @@ class Log:
 
 def _metrics_row(episode: int, seed: int, name: str, metrics: Any) -> dict[str, Any]:
     return {"episode": episode, "seed": seed, "reference": name, **metrics.as_dict()}
+
+
+def in_turn(
+    table: Path, column: str, parts: Mapping[str, Callable[[Report], list[dict[str, Any]]]], steps: int, report: Report
+) -> None:
+    """Write the rows of all parts, one after the other; `column` names a row's part, and each has so many steps.
+
+    A finished part is not repeated.
+    """
+    kept = table.parent / files.CHECKPOINT / "rows.json"
+    rows: list[dict[str, Any]] = files.read_json(kept) if kept.exists() else []
+    finished = {row[column] for row in rows}
+    for number, (name, learn) in enumerate(parts.items()):
+        if name not in finished:
+            rows += learn(lambda done, note="", before=number * steps: report(before + done, note))
+            files.write_json(kept, rows)
+    write_rows(table, rows)
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:

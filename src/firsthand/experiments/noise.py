@@ -5,6 +5,7 @@ commands are played again on the plant without noise.
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..report.style import PALETTE, log_scale, styled
-from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Report, Result, Seeds, Size, Verdict
 
 RUNNER = f"{__name__}:run"
@@ -93,20 +93,16 @@ class Noise(Experiment):
                 factors[preset, column] = means[-1] / means[0]
                 listed = ", ".join(f"{name} {mean:.1f}" for name, mean in zip(names, means, strict=True))
                 rows.append(Comparison(f"true error on {label}, {preset} preset (cm)", listed, "–"))
-        told = size.name == "full"
         for preset in PRESETS:
             factor = factors[preset, "shapes_error_m"]
-            verdict = (Verdict.PASS if factor > WORSE else Verdict.FAIL) if told else Verdict.NOT_COMPARABLE
             rows.append(
                 Comparison(
                     f"{names[-1]} over {names[0]}, shapes, {preset} preset",
                     f"× {factor:.1f}",
                     "significant impact",
-                    verdict,
+                    Verdict.of_full(factor > WORSE, size),
                 )
             )
-        verdicts = [row.verdict for row in rows if row.verdict is not None]
-        verdict = next((v for v in (Verdict.NOT_COMPARABLE, Verdict.FAIL) if v in verdicts), Verdict.PASS)
         text = (
             "Both presets learned on the simulated excavator with sensor noise and outliers of growing size. Errors "
             "are of the true tip, on shapes and, as the mean of the last episodes, on the random references of "
@@ -119,7 +115,7 @@ class Noise(Experiment):
         columns = {name: np.concatenate([table[name] for table in tables.values()]) for name in tables["paper"]}
         which = np.concatenate([[preset] * len(table["seed"]) for preset, table in tables.items()])
         return Finding(
-            verdict,
+            Verdict.overall(rows),
             text,
             tuple(rows),
             figures={"noise": noise_figure(tables, names)},
@@ -155,16 +151,10 @@ def noise_figure(tables: dict[str, dict[str, np.ndarray]], names: list[str]) -> 
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Leaves levels.csv, a row per level and seed. A finished level is not repeated."""
-    from .learning import write_rows
+    from .learning import in_turn
 
-    episodes, kept = parameters["episodes"], folder / files.CHECKPOINT / "rows.json"
-    rows: list[dict[str, Any]] = files.read_json(kept) if kept.exists() else []
-    finished = {row["level"] for row in rows}
-    for number, level in enumerate(Level(**values) for values in parameters["levels"]):
-        if level.name not in finished:
-            rows += learn(parameters, level, lambda done, note="", n=number: report(n * episodes + done, note))
-            files.write_json(kept, rows)
-    write_rows(folder / "levels.csv", rows)
+    parts = {values["name"]: partial(learn, parameters, Level(**values)) for values in parameters["levels"]}
+    in_turn(folder / "levels.csv", "level", parts, parameters["episodes"], report)
 
 
 def learn(parameters: dict[str, Any], level: Level, report: Report) -> list[dict[str, Any]]:

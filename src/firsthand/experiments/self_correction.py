@@ -6,6 +6,7 @@ the error, and that the data this brings will correct it. Beside it: the same fr
 frozen, which nothing can correct.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..report.style import INK, PALETTE, log_scale, styled
-from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Report, Result, Seeds, Size, Verdict
 from .curves import Curves
 from .theory.curves import band
@@ -68,11 +68,6 @@ class SelfCorrection(Experiment):
         curves = {name: {c: _curves(table, name, c) for c in COLUMNS} for name in names}
         ends = {name: _late(curves[name]["tracking_error_m"].values) for name in names}
         scratch, wrong, frozen = (ends[name] for name in ("from scratch", "wrong model", "wrong model, frozen"))
-        told = size.name == "full"
-
-        def judge(holds: bool) -> Verdict:
-            return (Verdict.PASS if holds else Verdict.FAIL) if told else Verdict.NOT_COMPARABLE
-
         rows = [
             Comparison(f"tracking error in the last quarter, {name} (cm)", f"{100 * ends[name]:.1f}", "–")
             for name in names
@@ -100,18 +95,16 @@ class SelfCorrection(Experiment):
                 "wrong model over from scratch at the end",
                 f"× {wrong / scratch:.2f}",
                 "corrected",
-                judge(wrong <= NEAR * scratch),
+                Verdict.of_full(wrong <= NEAR * scratch, size),
             ),
             Comparison(
                 "frozen over from scratch at the end",
                 f"× {frozen / scratch:.1f}",
                 "not corrected",
-                judge(frozen >= LOST * scratch),
+                Verdict.of_full(frozen >= LOST * scratch, size),
             ),
             Comparison(f"episodes until the error stays within {NEAR:g} times that from scratch", sooner, "–"),
         ]
-        judged = [row.verdict for row in rows if row.verdict is not None]
-        verdict = next((v for v in (Verdict.NOT_COMPARABLE, Verdict.FAIL) if v in judged), Verdict.PASS)
         text = (
             "Before the first episode the model was trained on data in which the commands of boom and dipper had the "
             "wrong sign; policy and references are those of the run from scratch. At first the learner's gradient had "
@@ -121,7 +114,7 @@ class SelfCorrection(Experiment):
             + (f" Where the wrong data stayed in the buffer it was {100 * ends[KEPT]:.1f} cm." if KEPT in ends else "")
         )
         return Finding(
-            verdict,
+            Verdict.overall(rows),
             text,
             tuple(rows),
             figures={"self-correction": correction_figure(curves)},
@@ -185,16 +178,10 @@ def correction_figure(curves: dict[str, dict[str, Curves]]) -> Figure:
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Leaves episodes.csv, a row per variant, seed and episode. A finished variant is not repeated."""
-    from .learning import write_rows
+    from .learning import in_turn
 
-    episodes, kept = parameters["episodes"], folder / files.CHECKPOINT / "rows.json"
-    rows: list[dict[str, Any]] = files.read_json(kept) if kept.exists() else []
-    finished = {row["variant"] for row in rows}
-    for number, name in enumerate(parameters["variants"]):
-        if name not in finished:
-            rows += learn(parameters, name, lambda done, note="", n=number: report(n * episodes + done, note))
-            files.write_json(kept, rows)
-    write_rows(folder / "episodes.csv", rows)
+    parts = {name: partial(learn, parameters, name) for name in parameters["variants"]}
+    in_turn(folder / "episodes.csv", "variant", parts, parameters["episodes"], report)
 
 
 def learn(parameters: dict[str, Any], variant: str, report: Report) -> list[dict[str, Any]]:

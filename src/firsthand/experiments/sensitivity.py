@@ -102,7 +102,7 @@ class Sensitivity(Experiment):
         effects = {name: effect(errors, name, grid[name]) for name in NAMES}
         ranked = sorted(NAMES, key=lambda n: -effects[n])
         # A small form tells how fast learning gets going, and the claim is about where it ends.
-        verdict = Verdict.of(ranked[-1] == "eta", size) if size.name == "full" else Verdict.NOT_COMPARABLE
+        verdict = Verdict.of_full(ranked[-1] == "eta", size)
         best = min(errors, key=lambda s: errors[s])
         at_paper = errors[tuple(CENTER[n] for n in NAMES)]
         rows = [

@@ -120,9 +120,7 @@ def conclude(size: Size, results: Sequence[Result]) -> Finding:
     told = size.name == "full"
 
     def judge(holds: bool) -> Verdict:
-        if not told:
-            return Verdict.NOT_COMPARABLE
-        return Verdict.PASS if holds else Verdict.FAIL
+        return Verdict.of_full(holds, size)
 
     def below(value: Interval, most: float) -> bool:
         return bool((value.high if np.isfinite(value.high) else value.mean) < CLEARLY * most)

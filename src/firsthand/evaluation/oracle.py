@@ -119,7 +119,7 @@ def train_oracle(
 ) -> tuple[Policy, OracleResult]:
     """The best policy of `budget.starts`, and its errors on references it was not trained on."""
     rng = np.random.default_rng(seed)
-    pool, held_out = (tuple(jnp.asarray(a) for a in reference_pool(task, count, rng)) for count in (600, 100))
+    pool, held_out = (_traceable(*reference_pool(task, count, rng)) for count in (600, 100))
     policies = _trained(plant, task, budget, pool, seed, progress)
     scores = _errors(plant, task, policies, held_out)
     best = int(np.nanargmin(scores))
@@ -131,6 +131,10 @@ def train_oracle(
 
 References = tuple[Float[Array, "count positions"], Float[Array, "count points outputs"]]
 """Start positions, and the references from them."""
+
+
+def _traceable(starts: np.ndarray, references: np.ndarray) -> References:
+    return jnp.asarray(starts), jnp.asarray(references)
 
 
 def _follow(plant: AbstractPlant, task: Task, policy: Policy, start: Array, points: Array) -> tuple[Array, Array]:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from numbers import Integral
 
 from ..errors import UserError
 
@@ -78,9 +77,9 @@ class Hyperparameters:
         self._check("model_rate_end", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._check("model_batch_share", lambda v: 0 <= v <= 1, "between 0 and 1")
         for name in ("policy_steps", "cg_iterations", "model_batch", "model_batch_most", "jacobian_stride"):
-            self._check(name, lambda v: isinstance(v, Integral) and v >= 1, "a whole number of at least 1")
+            self._check(name, lambda v: isinstance(v, int) and v >= 1, "a whole number of at least 1")
         for name in ("imagined", "model_steps", "excited_episodes"):
-            self._check(name, lambda v: isinstance(v, Integral) and v >= 0, "a whole number of at least 0")
+            self._check(name, lambda v: isinstance(v, int) and v >= 0, "a whole number of at least 0")
         self._check("pace_growth", lambda v: 1 <= v <= 10, "between 1 and 10")
         if self.radius_most < self.radius:
             raise UserError(f"radius_most is {self.radius_most}, but must be at least radius, which is {self.radius}.")
@@ -89,7 +88,7 @@ class Hyperparameters:
                 f"model_batch_most is {self.model_batch_most}, but must be at least model_batch, which is "
                 f"{self.model_batch}."
             )
-        if not self.model_hidden or not all(isinstance(width, Integral) and width >= 1 for width in self.model_hidden):
+        if not self.model_hidden or not all(isinstance(width, int) and width >= 1 for width in self.model_hidden):
             raise UserError(f"model_hidden is {self.model_hidden}, but must list widths, whole numbers of at least 1.")
 
     def _check(self, name: str, test, wanted: str) -> None:

@@ -64,10 +64,10 @@ def check_derivatives(runs: Runs, rng: np.random.Generator, settings: Derivative
         has_float64 = _stays_in_float64(wide_plant, runs.positions[0])
         if has_float64:
             reverse_error, pushed = _check_reverse(wide_plant, wide_points, wide)
-            forward = _check_forward(wide_plant, wide_points, pushed, wide, settings.allowed_kinks)
+            error, kinks = _check_forward(wide_plant, wide_points, pushed, wide, settings.allowed_kinks)
     if not has_float64:
-        forward = _check_forward(plant, points, pushed, narrow, settings.allowed_kinks)
-    return Derivatives("float64" if has_float64 else "float32", *forward, reverse_error)
+        error, kinks = _check_forward(plant, points, pushed, narrow, settings.allowed_kinks)
+    return Derivatives("float64" if has_float64 else "float32", error, kinks, reverse_error)
 
 
 @contextmanager

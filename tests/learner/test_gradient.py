@@ -429,6 +429,16 @@ def test_a_trajectory_far_out_is_scaled_down_to_a_multiple_of_the_median(float64
     assert relative_error(np.asarray(ravel_pytree(found)[0]), expected) <= TOLERANCE
 
 
+def test_trajectories_without_a_valid_step_are_not_counted_in_that_median(float64, problem):
+    valid = np.zeros((TRAJECTORIES, STEPS), bool)
+    valid[0] = True
+    alone = eqx.tree_at(lambda r: r.valid, problem.measured, jnp.asarray(valid))
+    found = gradient_of(problem.policy, problem.dynamics, bumpy_cost, alone, 1.0, 2.0)
+    expected = flat_gradient(problem, alone)
+    assert np.abs(expected).max() > 0
+    assert relative_error(np.asarray(ravel_pytree(found)[0]), expected) <= TOLERANCE
+
+
 def unstable_dynamics(state, command):
     """With k = −1 the closed loop is 1.8: the gradient doubles, almost, with every step that it looks ahead."""
     return 2.0 * state + 0.2 * command

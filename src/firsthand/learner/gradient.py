@@ -53,12 +53,8 @@ def command_sensitivities(
 
     def step(adjoint, inputs):
         state, command, preview, free, valid, passes = inputs
-
-        def counted(x, u):
-            value = cost(x, u, preview[0])
-            return jnp.where(valid, value, 0.0) if chained else value
-
-        cost_x, cost_u = jax.grad(counted, argnums=(0, 1))(state, command)
+        slopes = jax.grad(lambda x, u: cost(x, u, preview[0]), argnums=(0, 1))(state, command)
+        cost_x, cost_u = (jnp.where(valid, slope, 0.0) for slope in slopes)
         _, pull_dynamics = jax.vjp(dynamics, state, command)
         through_state, through_command = pull_dynamics(adjoint)  # Aᵀλ, Bᵀλ
         mu = jnp.where(free, cost_u + through_command, 0.0)
@@ -95,21 +91,11 @@ def closed_loop_gradient(
     sensitivities are larger than that many times the median trajectory's is scaled down to it: one loop that the model
     believes unstable must not drown the others.
     """
-
-    def sensitivities(chained: bool):
-        return jax.vmap(lambda one: command_sensitivities(policy, dynamics, cost, one, discount, chained=chained))(
-            rollout
-        )
-
-    if chained:
-        gaps = jnp.any(followed(rollout) & ~rollout.valid)
-        # Without a gap both are the same but for rounding, and the plain one keeps the bits of earlier versions.
-        mu = jax.lax.cond(gaps, lambda: sensitivities(True), lambda: sensitivities(False))
-    else:
-        mu = sensitivities(False)
+    mu = jax.vmap(lambda one: command_sensitivities(policy, dynamics, cost, one, discount, chained=chained))(rollout)
     if outlier is not None:
         size = jnp.sqrt(jnp.sum(mu**2, axis=(1, 2), keepdims=True))
-        mu = mu * jnp.minimum(1.0, outlier * jnp.median(size) / jnp.maximum(size, jnp.finfo(mu.dtype).tiny))
+        usual = jnp.nanmedian(jnp.where(size > 0, size, jnp.nan))  # of those that say something
+        mu = mu * jnp.where(size > 0, jnp.minimum(1.0, outlier * usual / size), 1.0)
     mu = mu / jnp.maximum(rollout.valid.sum(), 1)
     parameters, static = eqx.partition(policy, eqx.is_array)
 

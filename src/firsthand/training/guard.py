@@ -154,13 +154,14 @@ def _forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout) -> t
     spec = policy.spec
     half = (jnp.asarray(spec.limits.command_high) - jnp.asarray(spec.limits.command_low)) / 2
     states = rollout.states[:, :-1]
+    usable = rollout.valid & rollout.valid[:, :1]  # nothing is predicted from a start that was not measured
     new = jax.vmap(jax.vmap(policy))(states, rollout.previews)
     old = jax.vmap(jax.vmap(ran))(states, rollout.previews)
-    count = rollout.valid.sum()
+    count = usable.sum()
 
     def mean(values):
         """NaN where nothing was measured: then nothing can be predicted either."""
-        return jnp.where(count > 0, jnp.where(rollout.valid, values, 0.0).sum() / jnp.maximum(count, 1), jnp.nan)
+        return jnp.where(count > 0, jnp.where(usable, values, 0.0).sum() / jnp.maximum(count, 1), jnp.nan)
 
     change = jnp.sqrt(mean((((new - old) / half) ** 2).mean(axis=-1)))
     missed = residuals(dynamics, rollout)

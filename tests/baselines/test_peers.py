@@ -162,7 +162,7 @@ def test_a_folder_takes_more_peers_and_seeds_and_shows_what_has_only_begun(tmp_p
     assert table["seeds"] == [1, 1, 2, 1]
     assert table["episodes"] == [40, 40, 40, 7]
     assert "× 15.0 (30 cm)" in [row.measured for row in finding.rows]
-    assert finding.summary[0]["random cm"][-1] == "–"
+    assert finding.summary[0]["random"][-1] == "–"
     said = (second.path / "finding.md").read_text()
     assert "--peers ppo --episodes 40 --seeds 2; " in said
     assert "--peers pid,tdmpc2:default --episodes 40 --seeds 1" in said

@@ -170,26 +170,32 @@ def computing(seconds: float) -> str:
     )
 
 
-def as_text(rows: list[Row]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """What each achieved, and what it took: two tables as people read them."""
+def as_text(rows: list[Row]) -> tuple[dict[str, list[str]], ...]:
+    """What each achieved, how soon, and what it took: tables as people read them."""
     levels = "/".join(f"{100 * level:.0f}" for level in LEVELS_M)
     names = [r.peer.title for r in rows]
-    return {
-        "errors": names,
-        "seeds": [str(r.seeds) for r in rows],
-        "episodes": [str(r.episodes) for r in rows],
-        "random cm": [_error(r.random_m, r) for r in rows],
-        "shapes cm": [_error(r.shapes_m, r) for r in rows],
-        "learning cm": [_number(100 * r.learning_m, ".3g") for r in rows],
-        f"min to {levels} cm": ["/".join(_number(m) for m in r.robot_min) for r in rows],
-        "drops": [f"{r.drops:.1f}" for r in rows],
-    }, {
-        "cost": names,
-        "computing per robot hour": [computing(r.computing_s) for r in rows],
-        "ms per action": [_number(r.act_ms, ".2g") for r in rows],
-        "MB": [_number(r.memory_mb) for r in rows],
-        "gradient updates": [_number(r.updates) for r in rows],
-    }
+    return (
+        {
+            "errors in cm": names,
+            "seeds": [str(r.seeds) for r in rows],
+            "episodes": [str(r.episodes) for r in rows],
+            "random": [_error(r.random_m, r) for r in rows],
+            "shapes": [_error(r.shapes_m, r) for r in rows],
+            "while learning": [_number(100 * r.learning_m, ".3g") for r in rows],
+        },
+        {
+            "time": names,
+            f"robot minutes to {levels} cm": [" / ".join(_number(m) for m in r.robot_min) for r in rows],
+            "sudden drops per run": [f"{r.drops:.1f}" for r in rows],
+        },
+        {
+            "cost": names,
+            "computing per robot hour": [computing(r.computing_s) for r in rows],
+            "ms per action": [_number(r.act_ms, ".2g") for r in rows],
+            "MB": [_number(r.memory_mb) for r in rows],
+            "gradient updates": [_number(r.updates) for r in rows],
+        },
+    )
 
 
 def as_columns(rows: list[Row]) -> dict[str, list[Any]]:

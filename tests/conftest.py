@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+# Compiled fast, not fast code: the tests compile more than they compute. Read when JAX first computes. The tests of the
+# command line run it as users do.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
 import jax
 import numpy as np
 import pytest

@@ -1,5 +1,7 @@
 """Carrying experiments out: every job once, then the conclusions."""
 
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +52,33 @@ def carry_out(studies: list[Study], make_pool: Callable[[int], Pool], display: D
     return findings
 
 
+class _Interrupt:
+    """Ctrl-C, looked for between events.
+
+    As an exception it would be lost where Python runs hooks and only prints what they raise: around every fork.
+    """
+
+    def __enter__(self) -> "_Interrupt":
+        self.asked, self.before = False, None
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
+
+    def _note(self, *_: object) -> None:
+        if self.asked:  # whoever asks twice does not want to wait
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def check(self) -> None:
+        """Raise what was asked for."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+
 def _run(
     todo: list[tuple[Study, Job]],
     waiting: dict[str, list[tuple[Study, Job]]],
@@ -62,29 +91,31 @@ def _run(
     losses: dict[str, int] = {}
     running: dict[str, tuple[Study, Job]] = {}
     todo = list(todo)
-    try:
-        while todo or running:
-            while todo and len(running) < pool.slots:
-                study, job = todo.pop(0)
-                running[job.id] = (study, job)
-                pool.start(job.id, study.prepare(job))
-                display.started(study, job)
-            for event in pool.poll(0.5):
-                study, job = running[event.id]
-                if isinstance(event, Progress):
-                    losses.pop(job.id, None)
-                    display.progress(job, event.done, event.note)
-                    continue
-                del running[job.id]
-                if event.lost and losses.get(job.id, 0) + 1 < MOST_LOSSES:
-                    losses[job.id] = losses.get(job.id, 0) + 1
-                    display.lost(study, job, event.error or "")
-                    todo.insert(0, (study, job))
-                    continue
-                _end(event, study, job, waiting, display, errors)
-                conclude()
-    finally:
-        pool.stop()
+    with _Interrupt() as interrupt:
+        try:
+            while todo or running:
+                while todo and len(running) < pool.slots:
+                    study, job = todo.pop(0)
+                    running[job.id] = (study, job)
+                    pool.start(job.id, study.prepare(job))
+                    display.started(study, job)
+                for event in pool.poll(0.5):
+                    study, job = running[event.id]
+                    if isinstance(event, Progress):
+                        losses.pop(job.id, None)
+                        display.progress(job, event.done, event.note)
+                        continue
+                    del running[job.id]
+                    if event.lost and losses.get(job.id, 0) + 1 < MOST_LOSSES:
+                        losses[job.id] = losses.get(job.id, 0) + 1
+                        display.lost(study, job, event.error or "")
+                        todo.insert(0, (study, job))
+                        continue
+                    _end(event, study, job, waiting, display, errors)
+                    conclude()
+                interrupt.check()
+        finally:
+            pool.stop()
     return errors
 
 

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -85,6 +87,24 @@ def test_a_killed_experiment_continues_without_repeating_finished_jobs(tmp_path:
     assert (jobs[0] / "total.json").read_bytes() == first
     assert 0 < begun < STEPS
     assert json.loads((jobs[1] / "total.json").read_text())["added"] == list(range(STEPS))
+
+
+class Interrupted(LocalPool):
+    """Ctrl-C arrives while a process is started, in a hook whose exceptions Python prints and forgets."""
+
+    def start(self, id: str, folder: Path) -> None:
+        super().start(id, folder)
+        owner = threading.Event()
+        hook = weakref.ref(owner, lambda _: signal.raise_signal(signal.SIGINT))
+        assert hook() is owner
+        del owner
+
+
+def test_ctrl_c_is_not_lost_in_a_hook(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Study(tmp_path / "out", Counting(), TWO) as study, Display() as display, pytest.raises(KeyboardInterrupt):
+        carry_out([study], lambda jobs: Interrupted(1), display)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_failing_job_is_named_and_the_others_are_kept(tmp_path: Path) -> None:

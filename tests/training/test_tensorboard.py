@@ -2,9 +2,11 @@ import math
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from firsthand.errors import UserError
+from firsthand.robots import EpisodeRecord
 from firsthand.training.callbacks import EpisodeSummary
 from firsthand.training.tensorboard import EventFiles
 
@@ -31,7 +33,9 @@ def line(episode: int, error: float | None) -> dict:
 
 def test_earlier_episodes_and_new_ones_are_there_at_once(tmp_path: Path) -> None:
     events = EventFiles(tmp_path, [line(1, 2.5), line(2, None)])
-    events.after_episode(None, EpisodeSummary(3, line(3, 0.25), None))  # type: ignore[arg-type]
+    still = np.zeros((1, 2, 1), np.float32)
+    record = EpisodeRecord.complete(np.zeros((1, 1), np.float32), still, still[:, :1], still)
+    events.after_episode(None, EpisodeSummary(3, line(3, 0.25), record))
     assert scalars(tmp_path) == {
         "tracking_error_m": [(1, 2.5), (3, 0.25)],
         "update_accepted": [(1, 1.0), (2, 1.0), (3, 1.0)],

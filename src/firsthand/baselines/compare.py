@@ -90,10 +90,8 @@ class PeerComparison(Experiment):
         runs = grouped(results)
         rows = [row_of(peer, found, self.task) for peer, found in runs]
         comparisons = self._goals(rows, runs, size)
-        verdicts = [c.verdict for c in comparisons if c.verdict is not None]
-        verdict = next((v for v in (Verdict.FAIL, Verdict.NOT_COMPARABLE) if v in verdicts), Verdict.PASS)
         return Finding(
-            verdict if verdicts else Verdict.NOT_COMPARABLE,
+            Verdict.overall(comparisons),
             self._text(rows, runs),
             tuple(comparisons),
             figures={"curves": curves_figure(runs, self.task), "paths": self._paths(runs)},

@@ -1,6 +1,5 @@
 """`firsthand inspect`."""
 
-import signal
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
+from ..interrupt import Interrupt
 
 _Number = Annotated[float, arg(metavar="X")]
 
@@ -58,7 +58,7 @@ class Inspect:
                 f"Inspecting {self.robot}: {task.spec.layout.num_commands} channels, pushes up to {self.amplitude:g} "
                 f"of half the command range, about {settings.minutes:g} min of robot time. Ctrl-C stops."
             )
-            with _Interrupt() as interrupt, _Bar(task.spec.period_s, plan.total) as bar:
+            with Interrupt() as interrupt, _Bar(task.spec.period_s, plan.total) as bar:
                 recording = excite(robot, settings, progress=bar.show, stop=interrupt.pressed)
         if not recording.pushes:
             say(f"Stopped before the first push ({recording.stopped}); the robot is neutral, and nothing is written.")
@@ -93,27 +93,6 @@ def _check_writable(folder: Path) -> None:
     probe = folder / ".writable"
     atomic.write_text(probe, "")
     atomic.remove(probe)
-
-
-class _Interrupt:
-    """Ctrl-C once asks to stop; twice stops at once."""
-
-    def __enter__(self) -> "_Interrupt":
-        self._pressed = False
-        self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def pressed(self) -> bool:
-        """Whether the user wants to stop."""
-        return self._pressed
-
-    def _handle(self, *_: object) -> None:
-        if self._pressed:
-            raise KeyboardInterrupt
-        self._pressed = True
 
 
 class _Bar:

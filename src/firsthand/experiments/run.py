@@ -1,10 +1,9 @@
 """Carrying experiments out: every job once, then the conclusions."""
 
-import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from ..interrupt import Interrupt
 from ..runs import atomic
 from .base import Finding, Job
 from .display import Display
@@ -52,33 +51,6 @@ def carry_out(studies: list[Study], make_pool: Callable[[int], Pool], display: D
     return findings
 
 
-class _Interrupt:
-    """Ctrl-C, looked for between events.
-
-    As an exception it would be lost where Python runs hooks and only prints what they raise: around every fork.
-    """
-
-    def __enter__(self) -> "_Interrupt":
-        self.asked, self.before = False, None
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
-
-    def _note(self, *_: object) -> None:
-        if self.asked:  # whoever asks twice does not want to wait
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def check(self) -> None:
-        """Raise what was asked for."""
-        if self.asked:
-            raise KeyboardInterrupt
-
-
 def _run(
     todo: list[tuple[Study, Job]],
     waiting: dict[str, list[tuple[Study, Job]]],
@@ -91,7 +63,7 @@ def _run(
     losses: dict[str, int] = {}
     running: dict[str, tuple[Study, Job]] = {}
     todo = list(todo)
-    with _Interrupt() as interrupt:
+    with Interrupt() as interrupt:
         try:
             while todo or running:
                 while todo and len(running) < pool.slots:
@@ -113,7 +85,8 @@ def _run(
                         continue
                     _end(event, study, job, waiting, display, errors)
                     conclude()
-                interrupt.check()
+                if interrupt.pressed():
+                    raise KeyboardInterrupt
         finally:
             pool.stop()
     return errors

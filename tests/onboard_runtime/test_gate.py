@@ -204,10 +204,8 @@ def test_tracking_error_age_and_dropouts():
 def test_after_a_gap_speed_is_what_was_travelled_over_the_whole_gap():
     at, gone, wanted = np.asarray([1.82, 0.0, 0.0, 0.0]), np.full(4, math.nan), np.asarray([0.0, 3.0])
     state = GATE(GATE.start(), wanted, at).state
-    for gap, expected in (
-        (1, 1.2),
-        (2, 1.0),
-    ):  # 0.25 per second outward: 0.2 s ahead 0.01 of 0.2 are left, then nothing
+    # 0.25 per second outward: 0.2 s ahead 0.01 of 0.2 are left, then nothing.
+    for gap, expected in ((1, 1.2), (2, 1.0)):
         state = GATE(state, wanted, gone).state
         assert (state.age, state.measured[0]) == (gap + 1, 1.82)
         result = GATE(state, wanted, at + np.asarray([0.01 * (gap + 1), 0.0, 0.0, 0.0]))

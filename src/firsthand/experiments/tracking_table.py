@@ -29,7 +29,7 @@ class TrackingTable(Experiment):
     name = "tracking-table"
     shows = "speed and accuracy beside the paper's and two earlier approaches"
     figure = "table 1"
-    cost = Cost(full_min=35, quick_s=70)
+    cost = Cost(full_min=80, quick_s=70)
     seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:

@@ -9,7 +9,6 @@ facts.json          parameters, memory, and what was changed from the published 
 """
 
 import resource
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,10 +82,16 @@ def shape_paths(task: Task, tested: Tested) -> dict[str, np.ndarray]:
     return arrays
 
 
-def peak_memory_mb() -> float:
-    """The most memory that this process has had, in MB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+def peak_memory_mb(pid: int | None = None) -> float:
+    """The most memory that this process, or another one, has had, in MB.
+
+    Where there is no /proc it is 0 for another one.
+    """
+    status = Path(f"/proc/{pid or 'self'}/status")
+    if status.exists():  # getrusage would count what a process had before it became another program
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) / 2**10
+    return 0.0 if pid else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class Stopwatch:

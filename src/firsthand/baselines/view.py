@@ -139,6 +139,11 @@ class RobotView:
         spec = task.spec
         self.observation_size, self.action_size = spec.observation_size, spec.layout.num_commands
 
+    @property
+    def progress(self) -> float:
+        """Episodes so far, the one under way in part."""
+        return self.steps / (self.task.trajectories * self.task.steps)
+
     def begin(self) -> np.ndarray:
         """Start the next trajectory where the robot is; the first observation."""
         assert self.over

@@ -143,7 +143,7 @@ class Report(Protocol):
     """How a job tells how far it is."""
 
     @abstractmethod
-    def __call__(self, done: int, note: str = "") -> None:
+    def __call__(self, done: float, note: str = "") -> None:
         """`done` of the job's steps are behind us, and the folder is a checkpoint; `note` is shown beside the bar."""
 
 

@@ -76,7 +76,7 @@ def work(id: str, attempt: int, contents: dict[str, bytes], mailbox: Any, thread
     sent: dict[str, tuple[int, int]] = {}
     last = -SEND_EVERY_S
 
-    def send(done: int | None, note: str) -> None:
+    def send(done: float | None, note: str) -> None:
         nonlocal last, sent
         now = snapshot(folder)
         changed = {name: (folder / name).read_bytes() for name, stamp in now.items() if sent.get(name) != stamp}
@@ -85,7 +85,7 @@ def work(id: str, attempt: int, contents: dict[str, bytes], mailbox: Any, thread
         ray.get(mailbox.put.remote({**told, "files": changed, "gone": gone}))
         sent, last = now, time.monotonic()
 
-    def report(done: int, note: str = "") -> None:
+    def report(done: float, note: str = "") -> None:
         if time.monotonic() - last >= SEND_EVERY_S:
             send(done, note)
 

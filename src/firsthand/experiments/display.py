@@ -73,7 +73,7 @@ class Display:
         else:
             say(f"{name}: started.")
 
-    def progress(self, job: Job, done: int, note: str) -> None:
+    def progress(self, job: Job, done: float, note: str) -> None:
         """It has come so far."""
         if job.id not in self._done:
             self._at_start += done * job.weight  # behind us already when it was started: says nothing about the speed

@@ -20,7 +20,7 @@ class Progress:
 
     id: str
     """Which job."""
-    done: int
+    done: float
     """Steps behind it."""
     note: str = ""
     """What it says about itself."""

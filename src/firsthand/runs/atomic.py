@@ -58,7 +58,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
         except BaseException:
             _remove_quietly(temporary)
             raise
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise UserError(f"cannot write {path}: {cause(error)}.") from error
 
@@ -87,7 +87,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
         for folder in missing:
-            sync_folder(folder.parent)
+            sync(folder.parent)
     except FileExistsError as error:
         raise UserError(f"cannot make the folder {path}: a file has that name.") from error
     except OSError as error:
@@ -103,14 +103,14 @@ def remove(*paths: Path, durably: bool = False) -> None:
         try:
             path.unlink(missing_ok=True)
             if durably and path == paths[-1]:
-                sync_folder(path.parent)
+                sync(path.parent)
         except OSError as error:
             raise UserError(f"cannot remove {path}: {cause(error)}.") from error
 
 
-def sync_folder(path: str | os.PathLike[str]) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: str | os.PathLike[str]) -> None:
+    """Make a file, or the names in a folder, durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     except OSError as error:

@@ -37,7 +37,7 @@ class MetricsFile:
             finally:
                 os.close(handle)
             if size == 0:
-                atomic.sync_folder(self.path.parent)
+                atomic.sync(self.path.parent)
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {atomic.cause(error)}.") from error
 

@@ -21,7 +21,7 @@ from ...errors import UserError
 from ...experiments import files
 from ...experiments.base import Report
 from ...runs import atomic
-from ..ledger import Ledger
+from ..ledger import Ledger, peak_memory_mb
 from ..setup import plant_and_task
 from ..view import RobotView
 from .protocol import ACT, ACTED, ENDED, NEXT, ON, RESET, SAVE, SAVED, SEEN, STEP, Ended, Link, numbers
@@ -49,9 +49,11 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     ledger = Ledger(folder, view.stepper, parameters["marks"], report)
     books = Books(folder / files.CHECKPOINT, view, ledger)
     books.resume()
+    if view.episode == parameters["episodes"]:
+        return  # killed after its last checkpoint
     with Learner(learner_request(parameters, view, books), books.folder / "dreamerv3.log") as learner:
         try:
-            serve(learner.link, view, ledger, books, parameters)
+            serve(learner, view, ledger, books, parameters)
         except Ended as error:
             raise UserError(f"DreamerV3 ended early: {error}; {learner.last_words()}.") from error
 
@@ -95,7 +97,7 @@ class Books:
     parameters: int = 0
     """Trainable ones."""
     memory_mb: float = 0.0
-    """The most that the learner's process has had."""
+    """The most that this process and the learner's have had."""
     robot: dict[str, np.ndarray] = field(default_factory=dict)
     """The robot at the end of the last trajectory."""
     saved_at: float = field(default_factory=time.monotonic)
@@ -128,6 +130,8 @@ class Books:
             "memory_mb": self.memory_mb,
             "learner": Path(written).name,
         }
+        for path in (place, *place.rglob("*")):
+            atomic.sync(path)
         files.write_arrays(place / "robot.safetensors", self.robot, info)
         files.write_json(self.folder / "latest.json", {"folder": place.name})
         for other in self.folder.glob("[0-9]" * 8):
@@ -136,8 +140,9 @@ class Books:
         self.saved_at = time.monotonic()
 
 
-def serve(link: Link, view: RobotView, ledger: Ledger, books: Books, parameters: dict[str, Any]) -> None:
+def serve(learner: "Learner", view: RobotView, ledger: Ledger, books: Books, parameters: dict[str, Any]) -> None:
     """Be the robot until the episodes are over."""
+    link = learner.link
     link.receive(RESET)  # until here the learner was starting
     link.send(SEEN, view.begin())
     shown, began, before = time.monotonic(), time.monotonic(), view.steps
@@ -155,8 +160,9 @@ def serve(link: Link, view: RobotView, ledger: Ledger, books: Books, parameters:
                 shown = time.monotonic()
                 speed = (view.steps - before) / (shown - began)
                 error = f", error {100 * view.errors[-1]:.1f} cm" if view.errors else ""
-                ledger.report(view.episode, f"step {view.steps}, {speed:.1f} steps/s{error}")
+                ledger.report(view.progress, f"step {view.steps}, {speed:.1f} steps/s{error}")
         else:
+            books.memory_mb = max(books.memory_mb, peak_memory_mb() + peak_memory_mb(learner.pid))
             end_of_trajectory(link, view, ledger, books, json.loads(content))
             setting = SETTINGS[parameters["setting"]].says
             ledger.describe(parameters=books.parameters, setting=setting, memory_mb=books.memory_mb)
@@ -167,7 +173,7 @@ def serve(link: Link, view: RobotView, ledger: Ledger, books: Books, parameters:
 
 def end_of_trajectory(link: Link, view: RobotView, ledger: Ledger, books: Books, facts: dict[str, Any]) -> None:
     """Write down a whole episode, test at a mark, and save from time to time."""
-    books.parameters, books.memory_mb = facts["parameters"], max(books.memory_mb, facts["memory_mb"])
+    books.parameters = facts["parameters"]
     books.computing_s += facts["computing_s"]
     if view.episode > len(ledger.curves):
         ledger.episode(view.episode, view.errors[-1], books.computing_s, facts["updates"])
@@ -205,6 +211,11 @@ class Learner:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
 
     def last_words(self) -> str:
         """The last line that it printed, and where the rest is."""

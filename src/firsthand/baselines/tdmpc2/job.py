@@ -10,7 +10,7 @@ import numpy as np
 
 from ...experiments import files
 from ...experiments.base import Report
-from ..ledger import Ledger, Stopwatch
+from ..ledger import Ledger, Stopwatch, peak_memory_mb
 from ..setup import plant_and_task
 from ..view import Controller, RobotView, below
 from .agent import Agent
@@ -66,12 +66,13 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     )
     ledger = Ledger(folder, view.stepper, parameters["marks"], report)
     kept = folder / files.CHECKPOINT / "state.safetensors"
-    spent = 0.0
+    spent = memory = 0.0
     if kept.exists():
         arrays, info = files.read_arrays(kept)
         agent.restore(below(arrays, "agent."))
         view.restore(below(arrays, "view."))
         ledger.curves, ledger.tests, spent = info["curves"], info["tests"], info["spent"]
+        memory = info.get("memory_mb", 0.0)
     watch, saved, done = Stopwatch(view), time.monotonic(), view.episode
     shown = [time.monotonic()]
 
@@ -79,7 +80,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         if time.monotonic() - shown[0] > SHOW_EVERY_S:
             shown[0] = time.monotonic()
             error = f", error {100 * view.errors[-1]:.1f} cm" if view.errors else ""
-            report(view.episode, f"{view.steps} steps, {agent.updates} updates{error}")
+            report(view.progress, f"{view.steps} steps, {agent.updates} updates{error}")
 
     while view.episode < parameters["episodes"]:
         trajectory(view, agent, alive)
@@ -88,12 +89,14 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             done = view.episode
             ledger.test(done, Planner(agent, alive))
             ledger.episode(done, view.errors[-1], spent, agent.updates)
-            ledger.describe(parameters=agent.parameters, setting=TEXTS[setting])
+            memory = max(memory, peak_memory_mb())
+            ledger.describe(parameters=agent.parameters, setting=TEXTS[setting], memory_mb=memory)
             spent = 0.0
         if time.monotonic() - saved > CHECKPOINT_S:
             state = {f"agent.{name}": a for name, a in agent.snapshot().items()}
             state |= {f"view.{name}": a for name, a in view.snapshot().items()}
-            files.write_arrays(kept, state, {"curves": ledger.curves, "tests": ledger.tests, "spent": spent})
+            info = {"curves": ledger.curves, "tests": ledger.tests, "spent": spent, "memory_mb": memory}
+            files.write_arrays(kept, state, info)
             saved = time.monotonic()
         watch.restart()
 

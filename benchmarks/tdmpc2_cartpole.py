@@ -160,7 +160,7 @@ def main() -> None:
             flush=True,
         )
         write_results(out, rows, arguments, agent)
-        if (episode + 1) % CHECKPOINT_EPISODES == 0 or episode == episodes - 1:
+        if explore and ((episode + 1) % CHECKPOINT_EPISODES == 0 or episode == episodes - 1):
             info = {"setting": arguments.setting, "seed": arguments.seed, "rows": rows}
             atomic.write_bytes(checkpoint, packed.pack(agent.snapshot(), info))
     print(json.dumps(write_results(out, rows, arguments, agent), indent=2))

@@ -204,6 +204,9 @@ def test_it_learns_and_a_killed_job_goes_on_to_the_same_end(tmp_path, monkeypatc
         np.testing.assert_array_equal(again[name], curves[name])
     for name in ("random_m", "shapes_m"):
         np.testing.assert_array_equal(files.read_csv(cut / "marks.csv")[name], marks[name])
+    # Killed after the last checkpoint: there is nothing left to do.
+    monkeypatch.setattr(job, "Learner", None)
+    run(parameters(), cut, lambda done, note="": None)
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """The peers: what each computes, and that each leaves the same books."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from firsthand.baselines import compare, pid, rows
-from firsthand.baselines.ledger import CURVES, FACTS, MARKS, PATHS
+from firsthand.baselines.ledger import CURVES, FACTS, MARKS, PATHS, peak_memory_mb
 from firsthand.baselines.registry import OURS, PEERS, chosen
 from firsthand.baselines.setup import plant_and_task
 from firsthand.baselines.view import RobotView
@@ -106,7 +108,7 @@ def write_books(folder, errors, *, computing=1.0, random_m=0.02):
     files.write_csv(folder / MARKS, {**test, "random_max_m": 5 * error, "shapes_max_m": 5 * error})
     path = np.stack([np.linspace(4, 6, 50), np.full(50, 1.5)], axis=1)
     files.write_arrays(folder / PATHS, {"line.reference": path, "line.path": path + random_m})
-    files.write_json(folder / FACTS, {"parameters": 5, "memory_mb": 100, "setting": "none", "steps": 1250 * count})
+    files.write_json(folder / FACTS, {"parameters": 5, "memory_mb": 100, "setting": "none"})
 
 
 def test_the_table_says_what_the_books_say(tmp_path):
@@ -174,6 +176,45 @@ def test_a_folder_takes_more_peers_and_seeds_and_shows_what_has_only_begun(tmp_p
         compare.PeerStudy(
             tmp_path / "study", compare.PeerComparison("excavator", task, chosen("ppo"), 20), Size("full", 1)
         ).conclude()
+
+
+def test_a_comparison_in_which_nothing_has_been_tested_yet(tmp_path):
+    _, task = plant_and_task("excavator")
+    study = compare.PeerStudy(
+        tmp_path / "study", compare.PeerComparison("excavator", task, chosen("ppo"), 40), Size("full", 1)
+    )
+    with study:
+        folder = study.folder(study.jobs[0])
+        write_books(folder, np.full(2, 0.3))
+        for name in (MARKS, PATHS, FACTS):
+            (folder / name).unlink()
+        finding = study.conclude()
+    assert set(finding.figures) == {"curves"}
+    assert finding.summary[0]["episodes"] == ["2"]
+
+
+def test_a_robot_file_that_has_changed_is_another_robot(tmp_path, monkeypatch):
+    _, task = plant_and_task("excavator")
+
+    def job():
+        comparison = compare.PeerComparison("my_robot.py:arm", task, chosen("ppo"), 40)
+        assert comparison.name == "compare-my_robot-arm"
+        return comparison.job(PEERS["ppo"], 0, Size("full", 1))
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_robot.py").write_text("arm = 1\n")
+    before = job()
+    assert job().id == before.id
+    assert before.parameters["robot"] == f"{tmp_path / 'my_robot.py'}:arm"
+    (tmp_path / "my_robot.py").write_text("arm = 2\n")
+    assert job().id != before.id
+
+
+def test_memory_is_that_of_the_process_alone():
+    """A small program started by this large one has not had this one's memory."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert 1 < peak_memory_mb(child.pid) < 60 < peak_memory_mb()
 
 
 def test_the_paths_are_those_of_the_seed_in_the_middle(tmp_path):

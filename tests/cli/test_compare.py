@@ -1,12 +1,13 @@
 """`firsthand compare`: what it refuses before anything runs, and the smallest comparison from end to end."""
 
-from importlib.util import find_spec
+import sys
 
 import pytest
 
 from firsthand.baselines.dreamerv3 import job as dreamerv3
 from firsthand.cli.compare import Compare
 from firsthand.errors import UserError
+from firsthand.experiments import worker
 
 from .conftest import Firsthand
 
@@ -26,7 +27,8 @@ from .conftest import Firsthand
         ({"peers": "imagination", "so_far": True}, "no folder .* yet: run the same command without --so-far"),
     ],
 )
-def test_what_is_refused_before_anything_runs(changed, sentence, tmp_path):
+def test_what_is_refused_before_anything_runs(changed, sentence, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "cores", lambda: 64)
     out = tmp_path / "comparison"
     with pytest.raises(UserError, match=sentence):
         Compare(**{"robot": "excavator", "out": out, **changed}).run()
@@ -34,13 +36,20 @@ def test_what_is_refused_before_anything_runs(changed, sentence, tmp_path):
 
 
 @pytest.mark.parametrize("peer", ["ppo", "dreamerv3"])
-def test_a_missing_extra_is_named(peer, tmp_path):
-    installed = find_spec("stable_baselines3") if peer == "ppo" else (dreamerv3.ENVIRONMENT / ".ready").exists()
-    if installed:
-        pytest.skip("it is installed here")
+def test_a_missing_extra_is_named(peer, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    monkeypatch.setattr(dreamerv3, "ENVIRONMENT", tmp_path / "none")
     with pytest.raises(UserError, match="make peers"):
         Compare(robot="excavator", peers=peer, out=tmp_path / "comparison").run()
     assert not (tmp_path / "comparison").exists()
+
+
+@pytest.mark.parametrize("on", ["local", "ray"])
+def test_more_workers_than_cores_do_not_shorten_the_estimate(on, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "cores", lambda: 2)
+    more = {"episodes": 200, "seeds": 3, "workers": 64, "on": on}
+    with pytest.raises(UserError, match=r"takes about 16 hours on this machine.*or add --yes"):
+        Compare(robot="excavator", peers="dreamerv3,tdmpc2", out=tmp_path / "comparison", **more).run()
 
 
 @pytest.mark.slow

@@ -26,12 +26,15 @@ STEPS = 8
 
 
 def add_up(parameters: dict[str, Any], folder: Path, report: Report) -> None:
-    """Σ k over the steps, a checkpoint after each; `die_at` kills the worker there, the first time."""
+    """Σ k over the steps, a checkpoint after each; `die_at` kills the worker there, once, `doomed_at` always."""
     state = folder / files.CHECKPOINT / "state.json"
     kept = files.read_json(state) if state.exists() else {"done": 0, "total": 0, "added": []}
     for k in range(kept["done"], parameters["steps"]):
         if k == parameters.get("die_at") and not (folder / "died").exists():
             (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if k == parameters.get("doomed_at"):
+            report(k, "about to die")
             os.kill(os.getpid(), signal.SIGKILL)
         if k == parameters.get("fail_at"):
             raise RuntimeError("this job always fails")

@@ -63,6 +63,24 @@ def test_a_killed_worker_continues_from_its_last_checkpoint(tmp_path: Path) -> N
         assert json.loads((job / "total.json").read_text())["added"] == list(range(STEPS))
 
 
+def test_a_job_that_always_dies_in_the_same_place_is_given_up(tmp_path: Path) -> None:
+    """Although it tells each time, before it dies, that it is there."""
+    with pytest.raises(JobsFailed, match="counting/factor-0"):
+        carried_out(tmp_path / "out", Counting(doomed_at=3))
+
+
+def test_a_job_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    """What an earlier try has left is not taken for its own."""
+    with Study(tmp_path / "out", Counting(), Size("tiny", 1)) as study:
+        (job,) = study.jobs
+        folder = study.prepare(job)
+        files.write_json(folder / files.CHECKPOINT / worker.STARTS, [{"code": "old", "commit": "abc"}])
+        files.write_json(folder / "curves.json", {"episode": 30})
+        worker.perform(folder, lambda done, note="": None)
+    assert not (folder / "curves.json").exists()
+    assert files.read_json(folder / files.DONE)["code"] == worker.code_digest(job.runner)
+
+
 def test_a_killed_experiment_continues_without_repeating_finished_jobs(tmp_path: Path) -> None:
     """The whole process is killed while the second job runs; its worker must not live on."""
     script = (

@@ -16,6 +16,7 @@ from ..experiments.written import write_finding
 from ..report.data import PathAxes, PathPanel
 from ..report.figures import path_grid
 from ..report.style import PALETTE, log_scale, styled
+from ..robots.user_file import absolute_name, robot_file, short_name
 from ..tasks import Task
 from .ledger import CURVES, PATHS
 from .registry import OURS, PEERS, Peer
@@ -49,8 +50,11 @@ class PeerComparison(Experiment):
     grows = True
 
     def __init__(self, robot: str, task: Task, peers: Sequence[Peer], episodes: int) -> None:
-        self.robot, self.task, self.peers, self.episodes = robot, task, tuple(peers), episodes
-        self.name = f"compare-{robot.rpartition('/')[2]}"  # pyright: ignore
+        self.robot, self.task, self.peers, self.episodes = absolute_name(robot), task, tuple(peers), episodes
+        self.name = f"compare-{short_name(robot)}"  # pyright: ignore
+        file = robot_file(robot)
+        # A file that has changed is another robot.
+        self.file: dict[str, Any] = {} if file is None else {"robot_sha256": file.sha256}
 
     def jobs(self, size: Size) -> list[Job]:
         """One per peer and seed."""
@@ -65,6 +69,7 @@ class PeerComparison(Experiment):
             "marks": marks(self.episodes, few=peer.few_tests),
             "setting": "tiny" if size.name == "tiny" else peer.setting,
             **dict(peer.extra),
+            **self.file,
         }
         name = f"{peer.name.replace(':', '-')}-seed-{seed}"
         weight = peer.seconds * self.task.trajectories * self.task.steps / 1250
@@ -94,7 +99,7 @@ class PeerComparison(Experiment):
             Verdict.overall(comparisons),
             self._text(rows, runs),
             tuple(comparisons),
-            figures={"curves": curves_figure(runs, self.task), "paths": self._paths(runs)},
+            figures={"curves": curves_figure(runs, self.task), **self._paths(runs)},
             tables={
                 "table": as_columns(rows),
                 "curves": curve_columns(runs),
@@ -151,13 +156,14 @@ class PeerComparison(Experiment):
             "same random numbers; a reference begins where its controller has left the machine. Errors are of the "
             "controller at the end, without exploration, on references that nobody trains on; numbers are medians "
             "over seeds. Robot minutes are until an episode's own error, exploration included, was first below. "
-            "Computing is the processor time of acting and learning, compiling included where nothing was cached; for "
-            "ours it is the clock's time of its updates on every core that it had. Error while learning is that of the "
-            f"last {LATELY} episodes of training, exploration included. The paper's factors are of that kind, after "
-            "400 episodes, over its own algorithm. Paths are those of the seed in the middle. "
-            "Drops, the mean over seeds, are episodes after a run's tenth with more than "
+            "Computing is the processor time of acting and learning, compiling included where nothing was cached. "
+            f"Error while learning is that of the last {LATELY} episodes of training, exploration included. The "
+            "paper's factors are of that kind, after 400 episodes, over its own algorithm. Paths are those of the seed "
+            "in the middle. Drops, the mean over seeds, are episodes after a run's tenth with more than "
             f"{DROP:g} times the median error of the ten before. Ours and its imagined variant know the cost and the "
-            "kinematics as functions, and pid the kinematics; the others get the cost as a number per step.",
+            "kinematics as functions, that positions are integrals of velocities, and how commands are remembered, and "
+            "imagine motions from rest, as the tests begin; pid knows the kinematics; the others get the cost as a "
+            "number per step.",
             *(extrapolated(found, rows[0].random_m, self.task) for peer, found in runs if peer.name == "ppo"),
             *(f"{row.peer.title}: {row.setting}." for row in rows),
             *(
@@ -168,7 +174,8 @@ class PeerComparison(Experiment):
         ]
         return " ".join(part for part in parts if part)
 
-    def _paths(self, runs: Runs) -> Figure:
+    def _paths(self, runs: Runs) -> dict[str, Figure]:
+        """Figure 4's form; nothing before the first test."""
         panels = []
         for peer, found in runs:
             drawn = [_panel(peer, r) for r in found if (r.folder / PATHS).exists()]
@@ -176,7 +183,7 @@ class PeerComparison(Experiment):
                 panels.append(sorted(drawn, key=lambda panel: panel.error_m)[(len(drawn) - 1) // 2])
         width = 4
         grid = [panels[i : i + width] for i in range(0, len(panels), width)]
-        return path_grid(grid, PathAxes.of(self.task.spec), limits_of="all")
+        return {"paths": path_grid(grid, PathAxes.of(self.task.spec), limits_of="all")} if grid else {}
 
 
 class PeerStudy(Study):
@@ -236,10 +243,11 @@ def curves_figure(runs: Runs, task: Task) -> Figure:
             errors = 100 * curve["tracking_error_m"]
             axes.plot(curve["episode"] * task.episode_s / 60, errors, color=color, alpha=0.25, linewidth=0.9)
             shown.append(errors)
-        length = min(len(c["episode"]) for c in curves)
-        mean = np.exp(np.mean([np.log(c["tracking_error_m"][:length]) for c in curves], axis=0))
+        common = sorted(set.intersection(*({*c["episode"]} for c in curves)))
+        logs = [np.log(c["tracking_error_m"][np.isin(c["episode"], common)]) for c in curves]
+        mean = np.exp(np.mean(logs, axis=0))
         axes.plot(
-            curves[0]["episode"][:length] * task.episode_s / 60,
+            np.asarray(common) * task.episode_s / 60,
             100 * mean,
             color=color,
             linewidth=2.4 if peer.name == OURS else 1.6,

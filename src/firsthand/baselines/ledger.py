@@ -24,6 +24,7 @@ from ..experiments.learning import write_rows
 from ..tasks import Task
 from .view import Controller, RobotView, Stepper, Tested, test
 
+SHOW_EVERY_S = 10.0
 CURVES, MARKS, PATHS, FACTS = "curves.csv", "marks.csv", "paths.safetensors", "facts.json"
 
 
@@ -34,6 +35,15 @@ class Ledger:
         self.folder, self.stepper, self.marks, self.report = folder, stepper, tuple(marks), report
         self.curves: list[dict[str, Any]] = []
         self.tests: list[dict[str, Any]] = []
+        self._shown = time.monotonic()
+
+    def show(self, view: RobotView, note: str) -> None:
+        """Within an episode: tell how far it is, every few seconds."""
+        if time.monotonic() - self._shown < SHOW_EVERY_S:
+            return
+        self._shown = time.monotonic()
+        error = f", error {100 * view.errors[-1]:.1f} cm" if view.errors else ""
+        self.report(view.progress, f"step {view.steps}, {note}{error}")
 
     def episode(self, episode: int, error_m: float, computing_s: float, updates: int) -> None:
         """An episode of robot time is over."""

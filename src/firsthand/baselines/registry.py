@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import UserError, suggest
+from ..experiments.base import MOST_SEEDS
 from ..tasks import Task
 
 OURS = "ours"
@@ -29,7 +30,7 @@ class Peer:
     """Whether it is no peer to be measured with: ours, a variant of it, or nothing at all."""
     paper: str = "–"
     """Its error while learning over the paper's own algorithm's, after 400 episodes, in the paper."""
-    most_seeds: int = 64
+    most_seeds: int = MOST_SEEDS
     few_tests: bool = False
     """Whether a test costs so much that only the middle and the end are tested."""
     require: Callable[[Task, int], None] = lambda task, episodes: None

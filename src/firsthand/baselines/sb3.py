@@ -16,7 +16,8 @@ from .setup import plant_and_task
 from .view import RobotView
 
 SETTINGS = {
-    "ppo": "defaults of stable-baselines3; observations and rewards normalised (VecNormalize)",
+    "ppo": "defaults of stable-baselines3; observations and rewards normalised (VecNormalize); an update "
+    "every 2048 steps, so that the steps after the last one are not learned from",
     "sac": "defaults of stable-baselines3; learning starts after one episode of random actions",
 }
 

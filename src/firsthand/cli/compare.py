@@ -98,10 +98,11 @@ class Compare:
         left = [job.steps * job.weight for job in study.jobs if not study.finished(job)]
         if self.tiny or self.yes or not left:
             return
-        at_once = self.workers or (cores() if self.on == "local" else len(left))
+        here = self.on == "local" or self.address is None
+        at_once = min(self.workers or cores(), cores()) if here else self.workers or len(left)
         hours = max(max(left), sum(left) / at_once) / 3600
         if hours > LONG_H:
-            where = " on this machine" if self.on == "local" else ""
+            where = " on this machine" if here else ""
             raise UserError(
                 f"this takes about {hours:.0f} hours{where}: use fewer --episodes, --seeds or --peers, or add --yes."
             )

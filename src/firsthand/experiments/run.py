@@ -61,6 +61,7 @@ def _run(
     """Run jobs until none is left; what failed, as sentences."""
     errors: list[str] = []
     losses: dict[str, int] = {}
+    furthest: dict[str, float] = {}
     running: dict[str, tuple[Study, Job]] = {}
     todo = list(todo)
     with Interrupt() as interrupt:
@@ -74,7 +75,9 @@ def _run(
                 for event in pool.poll(0.5):
                     study, job = running[event.id]
                     if isinstance(event, Progress):
-                        losses.pop(job.id, None)
+                        if event.done > furthest.get(job.id, -1):
+                            furthest[job.id] = event.done
+                            losses.pop(job.id, None)
                         display.progress(job, event.done, event.note)
                         continue
                     del running[job.id]

@@ -34,6 +34,7 @@ _DATA_COMES_FROM = (
     "robots",
     "training",
     "evaluation",
+    "inspection",
     "simulators",
     "logs",
     "experiments",
@@ -53,6 +54,8 @@ def perform(folder: Path, report: Report) -> None:
     if not (folder / files.DONE).exists():
         job = read_job(folder)
         atomic.remove_temporary_files(folder)
+        if not _kept(folder):
+            _clear(folder)
         module, _, function = job.runner.partition(":")
         version = noted_version(folder, job.runner)  # before it runs: the files may be others when it ends
         began, used = time.monotonic(), sum(os.times()[:4])
@@ -65,6 +68,20 @@ def perform(folder: Path, report: Report) -> None:
         }
         files.write_json(folder / files.DONE, done)
     shutil.rmtree(folder / files.CHECKPOINT, ignore_errors=True)
+
+
+def _kept(folder: Path) -> bool:
+    """Whether there is a checkpoint to go on from."""
+    checkpoint = folder / files.CHECKPOINT
+    return checkpoint.is_dir() and any(path.name != STARTS for path in checkpoint.iterdir())
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier try has left: a job without a checkpoint begins anew."""
+    shutil.rmtree(folder / files.CHECKPOINT, ignore_errors=True)
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in (JOB, "log.txt"):
+            atomic.remove(path)
 
 
 def noted_version(folder: Path, runner: str) -> dict[str, str | None]:

@@ -30,7 +30,6 @@ from .settings import COMMON, SETTINGS
 ENVIRONMENT = Path(__file__).resolve().parents[4] / ".venv-dreamerv3"
 """What `make peers` makes; it holds a file `.ready` when it is complete."""
 SAVE_EVERY_S = 180.0
-SHOW_EVERY_S = 10.0
 
 
 def require() -> None:
@@ -145,7 +144,7 @@ def serve(learner: "Learner", view: RobotView, ledger: Ledger, books: Books, par
     link = learner.link
     link.receive(RESET)  # until here the learner was starting
     link.send(SEEN, view.begin())
-    shown, began, before = time.monotonic(), time.monotonic(), view.steps
+    began, before = time.monotonic(), view.steps
     while True:
         kind, content = link.receive(RESET, STEP, ENDED)
         if kind == RESET:
@@ -156,11 +155,7 @@ def serve(learner: "Learner", view: RobotView, ledger: Ledger, books: Books, par
             if view.over:
                 books.robot = view.snapshot()
             link.send(NEXT, np.concatenate([[reward, float(view.over)], seen]))
-            if time.monotonic() - shown > SHOW_EVERY_S:
-                shown = time.monotonic()
-                speed = (view.steps - before) / (shown - began)
-                error = f", error {100 * view.errors[-1]:.1f} cm" if view.errors else ""
-                ledger.report(view.progress, f"step {view.steps}, {speed:.1f} steps/s{error}")
+            ledger.show(view, f"{(view.steps - before) / (time.monotonic() - began):.1f} steps/s")
         else:
             books.memory_mb = max(books.memory_mb, peak_memory_mb() + peak_memory_mb(learner.pid))
             end_of_trajectory(link, view, ledger, books, json.loads(content))

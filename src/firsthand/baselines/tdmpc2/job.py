@@ -18,7 +18,6 @@ from .config import Config, default, reduced
 
 CHECKPOINT_S = 60.0
 """A checkpoint is written at the end of a trajectory when the last one is so old."""
-SHOW_EVERY_S = 10.0
 UPDATES_AT_ONCE = 20
 TEXTS = {
     "default": "published settings with the smallest official network sizes (1 M; its authors' single-task figures are "
@@ -74,13 +73,9 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         ledger.curves, ledger.tests, spent = info["curves"], info["tests"], info["spent"]
         memory = info.get("memory_mb", 0.0)
     watch, saved, done = Stopwatch(view), time.monotonic(), view.episode
-    shown = [time.monotonic()]
 
     def alive() -> None:
-        if time.monotonic() - shown[0] > SHOW_EVERY_S:
-            shown[0] = time.monotonic()
-            error = f", error {100 * view.errors[-1]:.1f} cm" if view.errors else ""
-            report(view.progress, f"{view.steps} steps, {agent.updates} updates{error}")
+        ledger.show(view, f"{agent.updates} updates")
 
     while view.episode < parameters["episodes"]:
         trajectory(view, agent, alive)

@@ -53,8 +53,6 @@ class Plan(NamedTuple):
     """The action to apply, in [−1, 1]."""
     mean: Float[Array, "horizon action"]
     """Mean of the last sampling distribution, from which the next step's planning starts, shifted by one."""
-    value: Float[Array, ""]
-    """Value of the best sequence of the last round."""
 
 
 def unroll(
@@ -129,17 +127,16 @@ def plan(
         mean = jnp.einsum("e,hea->ha", weight, elites)
         std = jnp.sqrt(jnp.einsum("e,hea->ha", weight, (elites - mean[:, None]) ** 2))
         std = jnp.clip(std, config.std_low, config.std_high)
-        return (mean, std, weight, elites[0], best[0]), None
+        return (mean, std, weight, elites[0]), None
 
     start = (
         mean,
         jnp.full_like(mean, config.std_high),
         jnp.zeros(config.elites),
         jnp.zeros((config.elites, mean.shape[-1])),
-        jnp.zeros(()),
     )
     rounds = (noise.samples, noise.ends, noise.pairs)
-    (mean, std, weight, firsts, best), _ = jax.lax.scan(one_round, start, rounds)
+    (mean, std, weight, firsts), _ = jax.lax.scan(one_round, start, rounds)
     action = firsts[jnp.argmax(jnp.log(weight) + noise.choice)]
     action = action + jnp.where(explore, std[0] * noise.exploration, 0.0)
-    return Plan(jnp.clip(action, -1.0, 1.0), mean, best)
+    return Plan(jnp.clip(action, -1.0, 1.0), mean)

@@ -13,15 +13,14 @@ from firsthand_onboard.policy import NumpyPolicy
 
 from ..evaluation import tracking_metrics
 from ..experiments.base import Report
-from ..learner import Hyperparameters, Imagined, LearnerState, Rollout, append, update_model, update_policy
-from ..learner.buffer import Buffer
+from ..learner import Imagined, Improvement, LearnerState, Rollout, update_policy
+from ..learner.model_learning import ModelReport
 from ..learner.rollout import imagine
 from ..models import Policy
 from ..robots import EpisodeRecord
 from ..robots.simulated import SimulatedRobot
 from ..tasks import Task
 from ..training import Trainer, TrainingConfig
-from ..training.data import as_rollout, imagined_starts, smooth_excitation, visited_rows
 from .ledger import Ledger
 from .setup import plant_and_task
 from .view import Controller, Stepper, decision_ms
@@ -68,14 +67,27 @@ def acting_s(policy: Policy, task: Task) -> float:
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """The fast preset, or another; short enough to begin anew when it was interrupted."""
-    plant, task = plant_and_task(parameters["robot"], tiny=parameters["setting"] == "tiny")
     preset = parameters.get("preset", "fast")
+    says = f"the {preset} preset; the newest policy is tested, not the kept one"
+    _run(Trainer, preset, says, parameters, folder, report)
+
+
+def run_imagination(parameters: dict[str, Any], folder: Path, report: Report) -> None:
+    """The Dyna idea: the fast preset, but the policy learns on imagined rollouts only."""
+    says = "the fast preset without the measured trajectories in the policy's update"
+    _run(Imagining, "fast", says, parameters, folder, report)
+
+
+def _run(kind: type[Trainer], preset: str, says: str, parameters: dict[str, Any], folder: Path, report: Report) -> None:
+    tiny = parameters["setting"] == "tiny"
+    plant, task = plant_and_task(parameters["robot"], tiny=tiny)
+    changes = dict(TINY) if tiny else {}
     config = TrainingConfig.of(
-        parameters["robot"], preset, episodes=parameters["episodes"], seed=parameters["seed"], **_changes(parameters)
+        parameters["robot"], preset, episodes=parameters["episodes"], seed=parameters["seed"], **changes
     )
     ledger = Ledger(folder, Stepper(plant, task), parameters["marks"], report)
     robot = Timed(plant, task, seed=config.seed)
-    trainer = Trainer(robot, config)
+    trainer = kind(robot, config)
     acting, updates = acting_s(trainer.state.policy, task), 0
     while trainer.episode < config.episodes:
         began = time.process_time() - robot.simulation_s
@@ -85,69 +97,27 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         error = tracking_metrics(task.spec, (episode.record,)).mean_error_m  # every step counts, as for the peers
         ledger.episode(trainer.episode, error, computing, updates)
         ledger.test(trainer.episode, PolicyController(trainer.state.policy))
-    ledger.describe(
-        parameters=size((trainer.state.policy.layers, trainer.state.dynamics)),
-        setting=f"the {preset} preset; the newest policy is tested, not the kept one",
-    )
+    ledger.describe(parameters=size((trainer.state.policy.layers, trainer.state.dynamics)), setting=says)
 
 
-def _changes(parameters: dict[str, Any]) -> dict[str, Any]:
-    return dict(TINY) if parameters["setting"] == "tiny" else {}
-
-
-def run_imagination(parameters: dict[str, Any], folder: Path, report: Report) -> None:
-    """The Dyna idea: the same model, policy, steps and excitation, but the policy learns on imagined rollouts only.
+class Imagining(Trainer):
+    """Our learner, in whose policy update imagined trajectories stand where the measured ones belong.
 
     Measured data teach the model and say where rollouts may start. What is missing: measured states along the
     trajectory and the model's measured errors that are added back. The trust region follows from how well the model
     agrees with its own predictions, not with the robot.
     """
-    plant, task = plant_and_task(parameters["robot"], tiny=parameters["setting"] == "tiny")
-    seed = parameters["seed"]
-    config = TrainingConfig.of(
-        parameters["robot"], "fast", episodes=parameters["episodes"], seed=seed, **_changes(parameters)
-    )
-    hyper = config.hyper
-    ledger = Ledger(folder, Stepper(plant, task), parameters["marks"], report)
-    robot = SimulatedRobot(plant, task, seed=seed)
-    state = LearnerState.random(task.spec, hyper, seed=seed)
-    layout = task.spec.layout
-    capacity = config.episodes * task.trajectories * task.steps
-    buffer = Buffer.empty(capacity, layout.size, layout.num_commands, layout.num_measured)
-    acting, updates = acting_s(state.policy, task), 0
-    for episode in range(1, config.episodes + 1):
-        rng = np.random.Generator(np.random.Philox(key=[seed, episode - 1]))
-        goals = task.sample_goals(rng, robot.measured(), task.trajectories)
-        excited = hyper.excitation > 0 and episode <= hyper.excited_episodes
-        record = robot.run_episode(
-            state.policy, goals, smooth_excitation(task, hyper.excitation, rng) if excited else None
-        )
-        began = time.process_time()
-        rollout = as_rollout(task.spec, record)
-        buffer = append(buffer, rollout)
-        state, model = update_model(state, buffer, rollout, hyper)
-        count = task.trajectories + hyper.imagined
-        visited = np.asarray(buffer.states[visited_rows(int(buffer.size), count, rng)])
-        imagined = imagined_starts(task, record, count, rng, visited)
+
+    def improved(
+        self, record: EpisodeRecord, rollout: Rollout, model: ModelReport, rng: np.random.Generator
+    ) -> tuple[LearnerState, Improvement]:
+        """The policy's update."""
+        own, hyper = self.task.trajectories, self.config.hyper
+        imagined = self.imagined(record, own + hyper.imagined, rng)
         assert imagined is not None
-        state, improvement = _improved(state, task, imagined, model, hyper)
-        jax.block_until_ready(state)
-        computing = acting + time.process_time() - began
-        updates += int(improvement.steps_taken) + hyper.model_steps
-        ledger.episode(episode, tracking_metrics(task.spec, (record,)).mean_error_m, computing, updates)
-        ledger.test(episode, PolicyController(state.policy))
-    ledger.describe(
-        parameters=size((state.policy.layers, state.dynamics)),
-        setting="the fast preset without the measured trajectories in the policy's update",
-    )
-
-
-def _improved(state: LearnerState, task: Task, imagined: Imagined, model: Any, hyper: Hyperparameters) -> Any:
-    """A policy update in which imagined trajectories stand where the measured ones belong."""
-    own = task.trajectories
-    dreamed = _dreamed(state, imagined.starts[:own], imagined.previews[:own])
-    rest = Imagined(imagined.starts[own:], imagined.previews[own:])
-    return update_policy(state, task.cost, dreamed, rest, model, hyper)
+        dreamed = _dreamed(self.state, imagined.starts[:own], imagined.previews[:own])
+        rest = Imagined(imagined.starts[own:], imagined.previews[own:])
+        return update_policy(self.state, self.task.cost, dreamed, rest, model, hyper)
 
 
 @eqx.filter_jit

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ..evaluation import tracking_metrics
-from ..learner import Improvement, LearnerState, append, update_model, update_policy
+from ..learner import Imagined, Improvement, LearnerState, Rollout, append, update_model, update_policy
 from ..learner.model_learning import ModelReport, prediction_error
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord
@@ -113,9 +113,7 @@ class Trainer:
         novelty = prediction_error(self.state.dynamics, rollout)
         self.buffer = append(self.buffer, rollout)
         self.state, model = update_model(self.state, self.buffer, rollout, hyper)
-        rows = visited_rows(int(self.buffer.size), hyper.imagined, rng)
-        imagined = imagined_starts(task, record, hyper.imagined, rng, np.asarray(self.buffer.states[rows]))
-        self.state, report = update_policy(self.state, task.cost, rollout, imagined, model, hyper)
+        self.state, report = self.improved(record, rollout, model, rng)
         growth = closed_loop_growth(policy, self.state.dynamics, rollout)
         jax.block_until_ready(self.state)
         update_time = time.monotonic() - began
@@ -141,6 +139,18 @@ class Trainer:
                 f"(last at episode {self.episode}); the last good policy is kept."
             )
         return summary
+
+    def improved(
+        self, record: EpisodeRecord, rollout: Rollout, model: ModelReport, rng: np.random.Generator
+    ) -> tuple[LearnerState, Improvement]:
+        """The policy's update, along the measured trajectories and those imagined besides."""
+        imagined = self.imagined(record, self.config.hyper.imagined, rng)
+        return update_policy(self.state, self.task.cost, rollout, imagined, model, self.config.hyper)
+
+    def imagined(self, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:
+        """Starts and references of imagined trajectories; None for none."""
+        rows = visited_rows(int(self.buffer.size), count, rng)
+        return imagined_starts(self.task, record, count, rng, np.asarray(self.buffer.states[rows]))
 
     def whereabouts(self) -> np.ndarray:
         """What the robot measures, or, where that is nonsense, home: goals must be drawn from somewhere."""

@@ -90,6 +90,28 @@ def test_what_an_episode_leaves(hyper: Hyperparameters, task: Task, run: RunFold
     assert int(trainer.buffer.size) == 4 * 6 * 20
 
 
+@pytest.mark.parametrize("lost", ["later", "damaged"])
+def test_the_kept_policy_is_one_of_the_episodes_that_stay(lost: str, task: Task, run: RunFolder) -> None:
+    """Killed after the kept policy was written and before the checkpoint, or the file is damaged."""
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), run)
+    for _ in range(3):
+        trainer.run_episode()
+    kept, proven = run.load_best(), trainer.best_error
+    assert kept is not None
+    if lost == "later":
+        weights = {name: array + 1 for name, array in kept[0].items()}
+        run.save_best(weights, {"episode": 4, "tracking_error_m": 0.0})
+    else:
+        (run.path / "best.safetensors").write_bytes(b"no policy")
+    again = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), run)
+    again.resume()
+    restored = run.load_best()
+    assert restored is not None
+    assert restored[1] == kept[1]
+    assert again.best_error == pytest.approx(proven)
+    assert {n: a.tobytes() for n, a in restored[0].items()} == {n: a.tobytes() for n, a in kept[0].items()}
+
+
 @both
 def test_the_same_seed_gives_the_same_run_and_another_another(hyper: Hyperparameters, task: Task) -> None:
     def train(seed: int) -> dict[str, bytes]:

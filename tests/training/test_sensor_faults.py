@@ -64,6 +64,14 @@ def test_a_stuck_sensor_is_found(episode, channel):
     assert stuck(SPEC, seen.measured).mean() > 0.5
 
 
+def test_a_stuck_sensor_is_found_after_a_gap(episode):
+    """A sample that was not measured says nothing about those long after it."""
+    seen = episode(FaultySensors.around(ExcavatorFlow()).with_stuck(1)).measured.copy()
+    found = stuck(SPEC, seen)
+    seen[:, 2, 5] = np.nan
+    assert stuck(SPEC, seen)[:, 10:].sum() >= 0.9 * found[:, 10:].sum() > 0
+
+
 def test_standing_still_is_not_being_stuck():
     still = np.zeros((1, 60, 8), np.float32) + jnp.asarray(SPEC.scales.measured_center)
     assert not stuck(SPEC, np.asarray(still)).any()

@@ -107,6 +107,8 @@ def print_prior(prior: Prior) -> None:
     if prior.init is not None:
         what = {"both": "model and policy"}.get(prior.init.parts, prior.init.parts)
         say(f"Starting with the {what} of {prior.init.path} after episode {prior.init.episode}.")
+    for note in prior.notes:
+        say(note)
     if not prior.logs:
         return
     table = Table(title="Learning first from what is there", box=SIMPLE_HEAD, pad_edge=False)

@@ -276,6 +276,11 @@ class RunFolder:
         self._require_lock()
         atomic.write_bytes(self._best_path, packed.pack(arrays, info))
 
+    def drop_best(self) -> None:
+        """Forget the best policy."""
+        self._require_lock()
+        atomic.remove(self._best_path, durably=True)
+
     def load_best(self) -> tuple[Arrays, dict[str, Any]] | None:
         """The best policy so far; None when there is none yet."""
         try:

@@ -161,7 +161,7 @@ def _descend(
         return jnp.mean(jax.vmap(error, (None, 0))(layers, rows))
 
     @eqx.filter_jit
-    def advance(layers, moments, key):
+    def advance(layers, moments, key, count: int):
         def step(carry, step_key):
             layers, moments = carry
             rows = starts[jax.random.randint(step_key, (batch,), 0, starts.shape[0])]
@@ -169,13 +169,14 @@ def _descend(
             updates, moments = optimizer.update(gradient, moments)
             return (optax.apply_updates(layers, updates), moments), value
 
-        (layers, moments), values = jax.lax.scan(step, (layers, moments), jax.random.split(key, CHUNK))
+        (layers, moments), values = jax.lax.scan(step, (layers, moments), jax.random.split(key, count))
         return layers, moments, values.mean()
 
     layers, moments = plant.layers, optimizer.init(plant.layers)  # pyright: ignore[reportArgumentType] (a pytree)
     for done in range(0, steps, CHUNK):
-        layers, moments, value = advance(layers, moments, jax.random.fold_in(key, done))
+        count = min(CHUNK, steps - done)
+        layers, moments, value = advance(layers, moments, jax.random.fold_in(key, done), count)
         if not bool(jnp.isfinite(value)):
-            raise UserError(f"fitting broke down after {done + CHUNK} steps: the loss is not finite; try a lower rate.")
-        progress(min(done + CHUNK, steps), float(value))
+            raise UserError(f"fitting broke down after {done + count} steps: the loss is not finite; try a lower rate.")
+        progress(done + count, float(value))
     return eqx.tree_at(lambda p: p.layers, plant, layers)

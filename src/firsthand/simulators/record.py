@@ -23,7 +23,7 @@ LEAP_SPEED, LEAP_WIDTH = 3.0, 0.25
 def record(
     robot: AbstractRobot, minutes: float, *, seed: int = 0, progress: Callable[[float], None] = lambda minutes: None
 ) -> Iterator[EpisodeRecord]:
-    """Episodes of the task's length until so many minutes of robot time are over.
+    """Episodes of the task's length until so many minutes of robot time are over; at least one.
 
     Nothing is assumed about which command moves what: a linear map from (place, mean command) to the place after the
     chunk is fitted to the chunks so far, and the mean command that leads to a random place is read off it. Around that
@@ -41,7 +41,7 @@ def record(
     commands: np.ndarray = np.zeros((0, spec.layout.num_commands), np.float32)
     valid: np.ndarray = np.zeros(0, bool)
     per_episode = task.trajectories * task.steps
-    total, done = round(60 * minutes / spec.period_s), 0
+    total, done = max(round(60 * minutes / spec.period_s), 1), 0
     while done < total:
         wanted = np.clip(excitation(spec, _place(spec, robot.measured()), places, steps, rng), -1.0, 1.0)
         seen, applied = robot.play_applied(_scaled(spec, wanted))

@@ -87,7 +87,9 @@ def stuck(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:
     position, velocity = (measured[..., list(part)] for part in (spec.layout.position, spec.layout.velocity))
     allowed = STUCK_TRAVEL * np.asarray(spec.scales.change_scale)[list(spec.layout.position)]
     with np.errstate(invalid="ignore", over="ignore"):
-        travel = np.cumsum((velocity[:, 1:] + velocity[:, :-1]) / 2, axis=1) * spec.period_s
+        # A sample that was not measured hides the way of its own periods, not that of all later ones.
+        travel = np.cumsum(np.nan_to_num((velocity[:, 1:] + velocity[:, :-1]) / 2, posinf=0.0, neginf=0.0), axis=1)
+        travel = travel * spec.period_s
         travel = np.concatenate([np.zeros_like(travel[:, :1]), travel], axis=1)
         apart = np.abs((position - travel)[:, window:] - (position - travel)[:, :-window]) > allowed
     for values in (position, velocity):

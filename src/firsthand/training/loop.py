@@ -1,5 +1,6 @@
 """The training loop: the six lines of the algorithm, and around them what a run keeps."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..errors import UserError
 from ..evaluation import tracking_metrics
 from ..learner import Imagined, Improvement, LearnerState, Rollout, append, update_model, update_policy
 from ..learner.model_learning import ModelReport, prediction_error
@@ -209,12 +211,31 @@ class Trainer:
             if checkpoint.info.get("operators_policy") == self.config.robot:
                 self.operators_policy = self.state.policy
         self.run.rewind(self.episode)
-        errors = [row["tracking_error_m"] for row in self.run.read_metrics()][-PROVEN_OVER:]
-        self._errors = [float("nan") if error is None else error for error in errors]
+        rows = self.run.read_metrics()
+        errors = [float("nan") if row["tracking_error_m"] is None else row["tracking_error_m"] for row in rows]
+        self._errors = errors[-PROVEN_OVER:]
+        self._restore_best(errors, [row["valid_share"] for row in rows])
         for episode in range(1, self.episode + 1):
             arrays, _ = self.run.load_episode(episode)
             self.buffer = append(self.buffer, as_rollout(self.task.spec, EpisodeRecord.from_arrays(arrays)))
         return notes
+
+    def _restore_best(self, errors: list[float], seen: list[float]) -> None:
+        """Where the kept policy is one of an episode that is done again, or gone, keep the best of those before."""
+        assert self.run is not None
+        with contextlib.suppress(UserError):  # damaged
+            best = self.run.load_best()
+            if best is not None and best[1]["episode"] <= self.episode:
+                return
+        proofs = [proof(errors[: k + 1]) if share > SEEN else float("nan") for k, share in enumerate(seen)]
+        if not np.isfinite(proofs).any():
+            self.run.drop_best()
+            self.best_error = float("inf")
+            return
+        k = int(np.nanargmin(proofs))
+        arrays = {n: a for n, a in self.run.load_episode(k + 1)[0].items() if n.startswith("policy.")}
+        self.run.save_best(arrays, {"episode": k + 1, "tracking_error_m": errors[k]})
+        self.best_error = proofs[k]
 
 
 def episode_metrics(

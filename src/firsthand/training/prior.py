@@ -51,6 +51,8 @@ class Prior:
     """The logs."""
     taken: tuple[Transitions, ...] = ()
     """The transitions of each log."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about it."""
 
     @property
     def rows(self) -> int:
@@ -184,7 +186,7 @@ def gather(
 ) -> Prior:
     """Read the other run and the logs; one sentence when one of them cannot be used."""
     check_parts(init)
-    source, weights = _other_run(init_from, init, spec) if init_from is not None else (None, None)
+    source, weights, notes = _other_run(init_from, init, spec) if init_from is not None else (None, None, ())
     logs, taken = [], []
     for path in data:
         log = read_log(path, spec)
@@ -196,10 +198,10 @@ def gather(
             TakenLog(str(path.resolve()), log.sha256, log.rows, len(rows.states), dict(refused.most_common()), log.note)
         )
         taken.append(rows)
-    return Prior(source, weights, tuple(logs), tuple(taken))
+    return Prior(source, weights, tuple(logs), tuple(taken), notes)
 
 
-def _other_run(path: Path, parts: Parts, spec: ControlSpec) -> tuple[InitFrom, Arrays]:
+def _other_run(path: Path, parts: Parts, spec: ControlSpec) -> tuple[InitFrom, Arrays, tuple[str, ...]]:
     folder = RunFolder.open(path)
     if difference := spec_difference(stored_spec(folder), spec):
         raise UserError(f"{path} cannot be started from, because its robot is another: {difference}.")
@@ -210,7 +212,7 @@ def _other_run(path: Path, parts: Parts, spec: ControlSpec) -> tuple[InitFrom, A
     weights = {n.removeprefix("learner."): a for n, a in checkpoint.arrays.items() if n.startswith(wanted)}
     file = folder.path / "checkpoints" / f"{checkpoint.episode:06d}.safetensors"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return InitFrom(str(path.resolve()), checkpoint.episode, digest, parts), weights
+    return InitFrom(str(path.resolve()), checkpoint.episode, digest, parts), weights, tuple(checkpoint.notes)
 
 
 def _parts(parts: Parts) -> tuple[str, ...]:

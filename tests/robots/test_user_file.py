@@ -101,6 +101,17 @@ def test_runs_from_before_robot_files_are_still_read() -> None:
     assert TrainingConfig.from_dict(stored).robot_file is None
 
 
+def test_a_run_does_not_bring_its_robot_file_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder from elsewhere that names a file inside itself: nothing of it is run."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "robot.py").write_text("raise SystemExit('this was run')\n")
+    monkeypatch.chdir(tmp_path)
+    stored = TrainingConfig.of("excavator", "fast").as_dict() | {"robot": "run/robot.py:task"}
+    for more in ({}, {"robot_file": {"path": "run/robot.py", "sha256": "0"}}):
+        with pytest.raises(UserError, match=r"robot is 'run/robot\.py:task', but must be an absolute path"):
+            TrainingConfig.from_dict(stored | more)
+
+
 def test_a_robot_file_gives_a_plain_folder_name() -> None:
     assert default_folder("/home/me/arms/my_robot.py:left", "fast", 2) == Path("runs/my_robot-left-fast-seed2")
     assert default_folder("excavator", "fast", 0) == Path("runs/excavator-fast-seed0")

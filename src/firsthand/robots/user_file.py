@@ -70,6 +70,15 @@ def robot_file(name: str) -> RobotFile | None:
     return RobotFile(str(path), hashlib.sha256(_read(path)).hexdigest())
 
 
+def check_stored(name: str) -> None:
+    """Raise `UserError` for a robot file that is not named in full: a folder from elsewhere must not bring one along.
+
+    What firsthand writes is absolute.
+    """
+    if is_robot_file(name) and not Path(name).is_absolute():
+        raise UserError(f"robot is {name!r}, but must be an absolute path.")
+
+
 def found_again(name: str) -> str:
     """The robot of a run as it can be loaded now: a file that is gone is looked for in the working directory."""
     if not is_robot_file(name):

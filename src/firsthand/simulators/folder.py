@@ -18,7 +18,7 @@ from ..logs import spec_difference
 from ..plants.learned import LearnedPlant
 from ..robots.registry import RobotSource, find_robot
 from ..robots.simulated import SimulatedRobot
-from ..robots.user_file import simulator_file
+from ..robots.user_file import check_stored, simulator_file
 from ..runs import atomic, packed, provenance
 from ..tasks import Task
 from .accuracy import Accuracy
@@ -145,6 +145,7 @@ class StoredSimulator(RobotSource):
     def make_task(self) -> Task:
         """The task of the robot that was logged: goals, cost and evaluation come from there."""
         try:
+            check_stored(self.robot)
             task = find_robot(self.robot).make_task()
         except UserError as error:
             raise UserError(

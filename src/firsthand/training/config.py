@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UserError
 from ..learner import Hyperparameters
 from ..robots.registry import make_task
-from ..robots.user_file import RobotFile, absolute_name, found_again, robot_file, robot_file_notes
+from ..robots.user_file import RobotFile, absolute_name, check_stored, found_again, robot_file, robot_file_notes
 from ..tasks import Task
 from ..units import METRES
 from .origin import InitFrom, TakenLog
@@ -110,6 +110,7 @@ class TrainingConfig:
             separate = ("hyper", "init_from", "data", "robot_file")
             fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name not in separate}
             file = fields["robot_file"] = RobotFile(**data["robot_file"]) if data.get("robot_file") else None
+            check_stored(fields["robot"])
             if file is None:
                 make_task(fields["robot"])
             fields["init_from"] = InitFrom(**data["init_from"]) if data.get("init_from") else None

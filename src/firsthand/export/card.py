@@ -9,6 +9,7 @@ from firsthand_onboard import ControlSpec
 from firsthand_onboard.policy import Layer, policy_to_bytes
 
 from ..units import METRES, unit_of
+from .accuracy import tolerance
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,9 @@ class ModelCard:
     """Where a policy comes from, what it reached, and what it expects."""
 
     robot: str
-    """The robot it was learned on."""
+    """What the specification calls the robot."""
+    learned_on: str
+    """Which robot it was learned on: a simulated one, a learned simulator, a machine."""
     run: str
     """The run's folder."""
     episode: int
@@ -41,6 +44,10 @@ class ModelCard:
     """Of specification and weights as safetensors."""
     spec_sha256: str
     """Of the control specification alone."""
+    tolerance: float
+    """How far an export may be from the policy in double precision, in half ranges of the command."""
+    angles: tuple[str, ...] = ()
+    """Measurements that are counted on where an angle would jump at ±π."""
     unit: str = METRES.name
     """Of the tracked output."""
 
@@ -53,10 +60,13 @@ class ModelCard:
         episode: int,
         tracking_error_m: float | None,
         unit: str = METRES.name,
+        learned_on: str | None = None,
+        angles: Sequence[int] = (),
     ) -> "ModelCard":
-        """The card of a policy."""
+        """The card of a policy. `angles` are entries of the measurement."""
         return ModelCard(
             robot=spec.robot,
+            learned_on=learned_on or spec.robot,
             run=run,
             episode=episode,
             tracking_error_m=tracking_error_m,
@@ -69,8 +79,15 @@ class ModelCard:
             outputs=spec.num_outputs,
             sha256=hashlib.sha256(policy_to_bytes(spec, layers)).hexdigest(),
             spec_sha256=spec.digest(),
+            tolerance=tolerance(spec, layers),
+            angles=tuple(spec.layout.measured[i] for i in angles),
             unit=unit,
         )
+
+    @property
+    def short_id(self) -> str:
+        """The start of `sha256`, as a number that a C preprocessor can compare."""
+        return f"0x{self.sha256[:12]}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -80,12 +97,18 @@ class ModelCard:
         """The card as text, a line each."""
         reached = "unknown" if self.tracking_error_m is None else unit_of(self.unit).with_unit(self.tracking_error_m)
         limits = zip(self.commands, self.command_low, self.command_high, strict=True)
+        learned = "" if self.learned_on == self.robot else f", learned on {self.learned_on}"
+        angles = (
+            "Angles among them go on where they would jump at ±π, counted from the turn nearest to the middle of their"
+        )
         return [
-            f"Policy of {self.robot}, as it ran episode {self.episode} of {self.run}.",
+            f"Policy of {self.robot}{learned}, as it ran episode {self.episode} of {self.run}.",
             f"Mean tracking error of that episode, on random references: {reached}.",
             f"Control period: {self.period_s:g} s. Nothing here checks limits of joints or of speed.",
             f"Measured: {', '.join(self.measured)}.",
+            *([f"{angles} limits: {', '.join(self.angles)}."] if self.angles else []),
             "Commands: " + ", ".join(f"{name} {low:g} to {high:g}" for name, low, high in limits) + ".",
             f"Reference: {self.outputs} coordinates now and {', '.join(map(str, self.preview))} steps ahead.",
+            f"Single precision, as in C and ONNX: within {self.tolerance:.2g} of half a command range of double.",
             f"SHA-256 of specification and weights: {self.sha256}.",
         ]

@@ -1,11 +1,17 @@
 """`write_export`: a run's policy, or its log, in one of the formats."""
 
+import os
+import secrets
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from firsthand_onboard.policy import Layer, policy_to_bytes
 
 from ..errors import UserError, suggest
+from ..robots.gymnasium import GymnasiumTask
+from ..robots.registry import find_robot
+from ..robots.user_file import short_name, simulator_file
 from ..runs import atomic
 from ..training.restore import RestoredRun
 from .c_source import c_files, identifier
@@ -53,19 +59,35 @@ def write_export(path: Path, kind: str, out: Path | None = None, episode: int | 
         files = {f"{identifier(restored.task.name)}.mcap": mcap_log(restored)}
     else:
         layers, card = policy_and_card(restored, episode)
-        name = f"{identifier(card.robot)}_policy"
         files = POLICY_FORMATS[kind](restored, layers, card)
-        files[f"{name}.md"] = ("# Model card\n\n" + "".join(f"- {line}\n" for line in card.lines())).encode()
-    atomic.make_folder(folder)
-    for name, data in files.items():
-        atomic.write_bytes(folder / name, data)
+        # A card per format: the folder may hold another episode's policy in another one.
+        text = "# Model card\n\n" + "".join(f"- {line}\n" for line in card.lines())
+        files[f"{identifier(card.robot)}_policy.{kind}.md"] = text.encode()
+    _write_all(folder, files)
     return [folder / name for name in files]
+
+
+def _write_all(folder: Path, files: Files) -> None:
+    """All files or none: every one is on the disk before the first takes its name."""
+    staged = folder / f".{secrets.token_hex(4)}.tmp"
+    atomic.make_folder(staged)
+    try:
+        for name, data in files.items():
+            atomic.write_bytes(staged / name, data)
+        for name in files:
+            os.replace(staged / name, folder / name)
+        atomic.sync(folder)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {atomic.cause(error)}.") from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def policy_and_card(restored: RestoredRun, episode: int | None) -> tuple[list[Layer], ModelCard]:
     """The weights, and what is known about them."""
     ran = restored.kept_episode() if episode is None else episode
-    policy = restored.policy(episode)
+    policy, robot = restored.policy(episode), restored.config.robot
+    source = find_robot(robot)
     errors = {row["episode"]: row["tracking_error_m"] for row in restored.metrics()}
     card = ModelCard.of(
         restored.task.spec,
@@ -74,5 +96,7 @@ def policy_and_card(restored: RestoredRun, episode: int | None) -> tuple[list[La
         episode=ran or 0,
         tracking_error_m=errors.get(ran),
         unit=restored.task.unit,
+        learned_on=f"the learned simulator {short_name(robot)}" if simulator_file(robot) else short_name(robot),
+        angles=source.angles if isinstance(source, GymnasiumTask) else (),
     )
     return list(policy.layers), card

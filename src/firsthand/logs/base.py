@@ -18,6 +18,8 @@ FAR = 100.0
 NOT_FINITE = "a value is missing or not a number"
 FAR_AWAY = f"a measurement is more than {FAR:.0f} scales from its centre"
 OUT_OF_RANGE = "a command is outside its range"
+SPIKE = "a measurement jumps out and straight back"
+STUCK = "a sensor is stuck: position and velocity of its joint disagree"
 NO_HISTORY = "the rows before it, which its state needs, are missing"
 NO_SUCCESSOR = "nothing was measured one period later"
 
@@ -125,6 +127,33 @@ def row_faults(spec: ControlSpec, measured: np.ndarray, commands: np.ndarray) ->
     return faults
 
 
+def pieces(usable: np.ndarray, joined: np.ndarray) -> list[slice]:
+    """Where usable rows follow one another; `joined[k]` tells whether row k + 1 follows row k without a gap."""
+    rows = np.flatnonzero(usable)
+    if not rows.size:
+        return []
+    ends = np.flatnonzero((np.diff(rows) > 1) | ~joined[rows[:-1]])
+    return [
+        slice(int(rows[a]), int(rows[b]) + 1) for a, b in zip([0, *(ends + 1)], [*ends, len(rows) - 1], strict=True)
+    ]
+
+
+def mark_strange(
+    spec: ControlSpec, measured: np.ndarray, joined: np.ndarray, faults: np.ndarray, *, on_the_period: bool = True
+) -> None:
+    """Write into `faults` which rows hold a spike or a stuck sensor, found as in the robot's own episodes.
+
+    What is usual is taken from the stretch that a row lies in. A stuck sensor is only looked for on the control period.
+    """
+    from ..training.data import spikes, stuck  # which imports this file
+
+    for piece in pieces((faults == "") | (faults == OUT_OF_RANGE), joined):
+        rows = measured[None, piece]
+        if on_the_period:
+            faults[piece][stuck(spec, rows)[0]] = STUCK
+        faults[piece][spikes(spec, rows, np.ones((1, rows.shape[1] - 1), bool))[0]] = SPIKE
+
+
 def stretches(
     spec: ControlSpec, measured: np.ndarray, commands: np.ndarray, joined: np.ndarray, refused: Counter[str]
 ) -> tuple[Series, ...]:
@@ -133,6 +162,7 @@ def stretches(
     `joined[k]` tells whether row k + 1 follows one control period after row k. The last row of a stretch only ends it.
     """
     faults = row_faults(spec, measured, commands)
+    mark_strange(spec, measured, joined, faults)
     # The last row of a stretch needs no sound command: only its measurement is used.
     can_end = (faults == "") | (faults == OUT_OF_RANGE)
     for reason, count in Counter(faults[faults != ""].tolist()).items():

@@ -6,6 +6,9 @@ A row holds what was measured at its time and the command that was applied from 
 import csv
 import hashlib
 import io
+import math
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,34 +26,43 @@ TIME = "time"
 def read_csv(path: Path, spec: ControlSpec) -> Log:
     """The log in a CSV file for a robot with this specification."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            stream.seek(0)
+            values, note = _table(path, io.TextIOWrapper(stream, "utf-8-sig", newline=""), spec)
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
-    try:
-        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a CSV file: it is not UTF-8 text.") from None
-    try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
     except csv.Error as error:
         raise UserError(f"{path} is not a CSV file: {error}.") from None
-    if not rows:
-        raise UserError(f"{path} is empty, but must begin with a line of column names.")
-    header = [name.strip() for name in rows[0]]
-    columns = column_numbers(path, header, spec)
-    values = np.full((len(rows) - 1, len(columns)), np.nan)
-    for i, row in enumerate(rows[1:]):
-        if len(row) == len(header):
-            values[i] = [_number(row[column]) for column in columns]
-    extra = [name for j, name in enumerate(header) if j not in columns]
-    note = f"columns not used: {', '.join(extra)}" if extra else ""
-    wrong = sum(len(row) != len(header) for row in rows[1:])
-    if wrong:
-        what = f"{wrong} rows have another number of cells than the header"
-        note = f"{note}; {what}" if note else what
     split = 1 + spec.layout.num_measured
-    measured, commands = values[:, 1:split], values[:, split:]
-    return on_the_period(spec, str(path), hashlib.sha256(data).hexdigest(), values[:, 0], measured, commands, note)
+    return on_the_period(spec, str(path), digest, values[:, 0], values[:, 1:split], values[:, split:], note)
+
+
+def _table(path: Path, lines: Iterable[str], spec: ControlSpec) -> tuple[np.ndarray, str]:
+    """The numbers, a column for each that is wanted, and what the user should know.
+
+    Cells become numbers row by row: as text, a long log would need many times its size.
+    """
+    rows = (row for row in csv.reader(lines) if row)
+    header = [name.strip() for name in next(rows, ())]
+    if not header:
+        raise UserError(f"{path} is empty, but must begin with a line of column names.")
+    columns = column_numbers(path, header, spec)
+    numbers, wrong = array("d"), 0
+    for row in rows:
+        if len(row) == len(header):
+            numbers.extend(_number(row[column]) for column in columns)
+        else:
+            numbers.extend(len(columns) * [math.nan])
+            wrong += 1
+    notes = []
+    if extra := [name for j, name in enumerate(header) if j not in columns]:
+        notes.append(f"columns not used: {', '.join(extra)}")
+    if wrong:
+        notes.append(f"{wrong} rows have another number of cells than the header")
+    return np.frombuffer(numbers).reshape(-1, len(columns)), "; ".join(notes)
 
 
 def column_names(spec: ControlSpec) -> tuple[str, ...]:
@@ -83,4 +95,4 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        return float("nan")
+        return math.nan

@@ -15,10 +15,12 @@ from firsthand_onboard.spec import SpecError
 from ..errors import UserError
 from ..robots.base import EpisodeRecord
 from ..runs import RunFolder
-from .base import FAR_AWAY, NOT_FINITE, OUT_OF_RANGE, Log, Series, row_faults, spec_difference
+from .base import OUT_OF_RANGE, SPIKE, STUCK, Log, Series, row_faults, spec_difference
 
 SAME_QUANTITIES = ("period_s", "layout.measured", "layout.commands", "layout.position", "layout.velocity")
 """What two robots must have in common for a log of one to say something about the other."""
+COMMAND_RATIO = 3.0
+"""A command range that is so many times as wide as today's, or as narrow, is one of another unit."""
 DID_NOT_HAPPEN = "the step did not happen: its trajectory was cut"
 
 
@@ -38,10 +40,14 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
 
     With `spec`, the run's robot must measure and command the same at the same rate.
     """
+    from ..training.data import spikes, stuck  # which imports this package
+
     folder = RunFolder.open(path)
     own = stored_spec(folder)
     if spec is not None and (difference := spec_difference(own, spec, SAME_QUANTITIES)):
         raise UserError(f"{path} is no log of this robot: {difference}.")
+    if spec is not None:
+        _check_command_ranges(path, own, spec)
     if not folder.episodes():
         raise UserError(f"{path} has no finished episode yet.")
     digest = hashlib.sha256()
@@ -54,24 +60,47 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
         for name, array in sorted(record.arrays().items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
         rows += record.valid.size
+        strange = np.full(record.measured.shape[:2], "", dtype=object)
+        strange[stuck(own, record.measured)] = STUCK
+        strange[spikes(own, record.measured, record.valid)] = SPIKE
         for i in range(len(record.starts)):
-            pieces += _sound(own, record, i, refused)
+            pieces += _sound(own, record, i, strange[i], refused)
     chained = _chained(own, pieces)
     if spec is not None and own.layout != spec.layout:  # other memories: the registers do not fit
         chained = [Series(series.measured, series.commands) for series in chained]
     return Log(str(path), digest.hexdigest(), tuple(chained), rows, refused)
 
 
-def _sound(spec: ControlSpec, record: EpisodeRecord, i: int, refused: Counter[str]) -> list[Series]:
-    """The stretches of one trajectory in which everything was measured and commanded soundly."""
+def _check_command_ranges(path: Path, own: ControlSpec, spec: ControlSpec) -> None:
+    """One sentence when a command was given in another unit than today's."""
+    for i, name in enumerate(spec.layout.commands):
+        there, here = ((s.limits.command_low[i], s.limits.command_high[i]) for s in (own, spec))
+        ratio = (there[1] - there[0]) / (here[1] - here[0])
+        if not 1 / COMMAND_RATIO <= ratio <= COMMAND_RATIO:
+            raise UserError(
+                f"{path} is no log of this robot: the command {name} ranges from {there[0]:g} to {there[1]:g} there "
+                f"and from {here[0]:g} to {here[1]:g} here, which must be another unit."
+            )
+
+
+def _sound(
+    spec: ControlSpec, record: EpisodeRecord, i: int, strange: np.ndarray, refused: Counter[str]
+) -> list[Series]:
+    """The stretches of one trajectory in which everything was measured and commanded soundly.
+
+    `strange` tells for each sample why it is doubtful, if it is.
+    """
     measured, commands = record.measured[i], record.commands[i]
     happened = record.valid[i]
     faults = row_faults(spec, measured[:-1], commands)
     after = row_faults(spec, measured[1:], commands)
-    reasons = np.where(faults != "", faults, np.where(np.isin(after, (NOT_FINITE, FAR_AWAY)), after, ""))
-    reasons[~happened] = DID_NOT_HAPPEN
     # A run holds what was applied: a command that is out of today's range was still what moved the robot.
-    reasons[reasons == OUT_OF_RANGE] = ""
+    faults[faults == OUT_OF_RANGE] = ""
+    after[after == OUT_OF_RANGE] = ""
+    reasons = faults
+    for others in (after, strange[:-1], strange[1:]):
+        reasons = np.where(reasons != "", reasons, others)
+    reasons[~happened] = DID_NOT_HAPPEN
     refused.update(reasons[reasons != ""].tolist())
     found: list[Series] = []
     good = np.flatnonzero(reasons == "")

@@ -6,6 +6,8 @@ A message is `{"time": 1.24, "measured": {NAME: number, …}, "commands": {NAME:
 
 import hashlib
 import json
+import math
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -49,31 +51,37 @@ def read_mcap(path: Path, spec: ControlSpec) -> Log:
         from mcap.reader import make_reader
     except ImportError:
         raise UserError(f"reading {path} needs the package mcap: pip install 'firsthand[mcap]'.") from None
+    numbers, count = array("d"), 0
     try:
-        data = path.read_bytes()
         with path.open("rb") as stream:
-            messages = list(make_reader(stream).iter_messages(topics=[TOPIC]))
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            stream.seek(0)
+            for _, channel, message in make_reader(stream).iter_messages(topics=[TOPIC]):
+                count += 1
+                numbers.extend(_row(path, count, channel, message, spec))
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
     except Exception as error:  # the library lets through whatever its decoders and decompressors raise
         raise UserError(f"{path} is damaged or is no MCAP file: {str(error) or type(error).__name__}.") from None
-    if not messages:
+    if not count:
         raise UserError(f"{path} has no message on the topic {TOPIC!r}.")
-    rows = [_row(path, i, channel, message, spec) for i, (_, channel, message) in enumerate(messages)]
-    values = np.asarray(rows, float)
+    values = np.frombuffer(numbers).reshape(count, -1)
     split = 1 + spec.layout.num_measured
-    digest = hashlib.sha256(data).hexdigest()
     return on_the_period(spec, str(path), digest, values[:, 0], values[:, 1:split], values[:, split:], "")
 
 
 def _row(path: Path, number: int, channel: Any, message: Any, spec: ControlSpec) -> list[float]:
-    where = f"{path}, message {number + 1} on {TOPIC}"
+    where = f"{path}, message {number} on {TOPIC}"
     if channel.message_encoding != "json":
         raise UserError(f"{where}: its encoding is {channel.message_encoding!r}, but must be 'json'.")
     try:
         content = json.loads(message.data)
     except ValueError:
         raise UserError(f"{where}: it is not JSON.") from None
+    except RecursionError:
+        raise UserError(f"{where}: its JSON is nested too deep to be read.") from None
     if not isinstance(content, dict):
         raise UserError(f"{where}: it is not a JSON object.")
     row = [_number(content.get("time", message.log_time / 1e9))]
@@ -89,4 +97,9 @@ def _row(path: Path, number: int, channel: Any, message: Any, spec: ControlSpec)
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf

@@ -7,12 +7,15 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 
 from ..errors import UserError
-from .base import NOT_FINITE, Log, stretches
+from .base import FAR_AWAY, Log, mark_strange, pieces, row_faults, stretches
+from .quantities import check_units
 
 SAME = 0.02
 """A log whose period differs by no more than this share is taken as it is."""
 JITTER = 0.3
-"""A row may come this share of a period early or late; later than that there is a gap."""
+"""A row may come this share of a period early or late; later than that there is a gap.
+
+In a faster log one row may be missing, but nothing that is longer than a control period and this share of it."""
 
 
 def on_the_period(
@@ -22,10 +25,11 @@ def on_the_period(
 
     Faster rows are resampled: measurements by linear interpolation, commands by their mean over a period.
     """
-    known = np.isfinite(time)
+    known = np.flatnonzero(np.isfinite(time))
+    rows = len(time)
     refused: Counter[str] = Counter()
-    if not known.all():
-        refused["its time is missing or not a number"] = int((~known).sum())
+    if len(known) < rows:
+        refused["its time is missing or not a number"] = rows - len(known)
         time, measured, commands = time[known], measured[known], commands[known]
     if len(time) < 2:
         raise UserError(f"{path} has {len(time)} rows with a time, but at least 2 are needed.")
@@ -36,7 +40,7 @@ def on_the_period(
             f"{path}: time goes from {time[at]:g} to {time[at + 1]:g} s at row {at + 2}, but must rise from row to "
             "row; sort the log, or give each recording in a file of its own."
         )
-    rows, period, own = len(known), spec.period_s, float(np.median(steps))
+    period, own = spec.period_s, float(np.median(steps))
     if own > (1 + SAME) * period:
         raise UserError(
             f"{path} has a row every {own:g} s, but {spec.robot} is controlled every {period:g} s: what happened in "
@@ -45,29 +49,29 @@ def on_the_period(
     if own >= (1 - SAME) * period:
         joined = np.abs(steps - period) <= JITTER * period
         series = stretches(spec, measured, commands, joined, refused)
-        return Log(path, sha256, series, rows, refused, note)
-    sound = np.isfinite(measured).all(axis=1) & np.isfinite(commands).all(axis=1)
-    if not sound.all():
-        refused[NOT_FINITE] += int((~sound).sum())
-        time, measured, commands = time[sound], measured[sound], commands[sound]
-    resampled, taken = [], int((~sound).sum())
-    for piece in stretches_in_time(time, own):
+        return _checked(spec, Log(path, sha256, series, rows, refused, note), known, time, measured)
+    # Nothing is interpolated or averaged across a bad row: it ends a stretch like a gap.
+    joined = (np.diff(known) == 1) & (steps <= min((1 + JITTER) * 2 * own, (1 + JITTER) * period))
+    faults = row_faults(spec, measured, commands)
+    mark_strange(spec, measured, joined, faults, on_the_period=False)
+    refused.update(faults[faults != ""].tolist())
+    resampled, taken = [], refused.total()
+    for piece in pieces(faults == "", joined):
         grid = np.arange(time[piece][0], time[piece][-1] + 1e-9, period)
-        if len(grid) < 2:
-            continue
         y = np.stack([np.interp(grid, time[piece], column) for column in measured[piece].T], axis=1)
         u = held_mean(time[piece], commands[piece], grid)
-        series = stretches(spec, y, u, np.ones(len(grid) - 1, bool), refused)
-        resampled += series
+        resampled += stretches(spec, y, u, np.ones(len(grid) - 1, bool), refused)
         taken += len(grid)
     what = f"resampled from {own:g} to {period:g} s: {rows} rows became {taken}"
-    return Log(path, sha256, tuple(resampled), taken, refused, f"{note}; {what}" if note else what)
+    note = f"{note}; {what}" if note else what
+    return _checked(spec, Log(path, sha256, tuple(resampled), taken, refused, note), known, time, measured)
 
 
-def stretches_in_time(time: np.ndarray, period: float) -> list[slice]:
-    """Where rows follow one another without a gap."""
-    gaps = np.flatnonzero(np.diff(time) > (1 + JITTER) * period * 2) + 1
-    return [slice(a, b) for a, b in zip([0, *gaps], [*gaps, len(time)], strict=True)]
+def _checked(spec: ControlSpec, log: Log, known: np.ndarray, time: np.ndarray, measured: np.ndarray) -> Log:
+    """The log, if its quantities can be in the robot's units; `known` are the numbers of the rows."""
+    if log.usable or log.refused[FAR_AWAY]:  # otherwise nothing can be used for a reason that has nothing to do with it
+        check_units(spec, log.path, known, time, measured)
+    return log
 
 
 def held_mean(time: np.ndarray, commands: np.ndarray, grid: np.ndarray) -> np.ndarray:

@@ -1,8 +1,12 @@
 """Logs of a toy robot (two positions, two commands, every 0.05 s) in the three forms, good and bad."""
 
 import builtins
+import hashlib
 import json
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +14,7 @@ import pytest
 
 from firsthand.errors import UserError
 from firsthand.logs import Log, read_log, spec_difference
-from firsthand.logs.base import FAR_AWAY, NO_HISTORY, NO_SUCCESSOR, NOT_FINITE, OUT_OF_RANGE, transitions
+from firsthand.logs.base import FAR_AWAY, NO_HISTORY, NO_SUCCESSOR, NOT_FINITE, OUT_OF_RANGE, SPIKE, transitions
 from firsthand.logs.episodes import DID_NOT_HAPPEN
 from firsthand.logs.mcap import schema
 from firsthand.robots import EpisodeRecord
@@ -160,7 +164,31 @@ def test_a_faster_log_is_resampled(toy_spec: ControlSpec, tmp_path: Path) -> Non
     assert "resampled from 0.02 to 0.05 s: 26 rows became 11" in log.note
 
 
-def write_mcap(path: Path, spec: ControlSpec, messages: list[dict], encoding: str = "json") -> Path:
+@contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """Python holds at most so many bytes more inside the block."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_csv_is_not_held_as_text(toy_spec: ControlSpec, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.csv", [f"{0.05 * k:.2f},{'0.' + 200 * '1'},-0.5,0.25,{k % 7 / 10}" for k in range(10_000)]
+    )
+    read_log(path, toy_spec)  # what is imported on the way
+    with at_most(path.stat().st_size):
+        log = read_log(path, toy_spec)
+    assert log.usable == 9_999
+    assert log.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_mcap(
+    path: Path, spec: ControlSpec, messages: list[dict] | list[bytes], encoding: str = "json", camera: bytes = b"\x00"
+) -> Path:
     from mcap.writer import Writer
 
     with path.open("wb") as stream:
@@ -171,8 +199,9 @@ def write_mcap(path: Path, spec: ControlSpec, messages: list[dict], encoding: st
         other = writer.register_channel(topic="camera", message_encoding="raw", schema_id=form)
         for k, message in enumerate(messages):
             at = 50_000_000 * k
-            writer.add_message(channel, log_time=at, data=json.dumps(message).encode(), publish_time=at)
-            writer.add_message(other, log_time=at, data=b"\x00", publish_time=at)
+            data = message if isinstance(message, bytes) else json.dumps(message).encode()
+            writer.add_message(channel, log_time=at, data=data, publish_time=at)
+            writer.add_message(other, log_time=at, data=camera, publish_time=at)
         writer.finish()
     return path
 
@@ -194,12 +223,31 @@ def test_mcap_says_the_same_as_csv(timed: bool, toy_spec: ControlSpec, tmp_path:
     np.testing.assert_array_equal(log.series[0].commands, plain.series[0].commands)
 
 
+def test_cameras_in_an_mcap_are_not_held(toy_spec: ControlSpec, tmp_path: Path) -> None:
+    camera = np.random.default_rng(0).bytes(2_000_000)
+    path = write_mcap(tmp_path / "a.mcap", toy_spec, as_messages(15), camera=camera)
+    read_log(path, toy_spec)
+    with at_most(path.stat().st_size // 2):
+        log = read_log(path, toy_spec)
+    assert log.usable == 14
+    assert log.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_number_too_large_for_any_float_is_a_bad_row(toy_spec: ControlSpec, tmp_path: Path) -> None:
+    messages = as_messages(8)
+    messages[3]["measured"]["p1"] = 10**400
+    log = read_log(write_mcap(tmp_path / "a.mcap", toy_spec, messages), toy_spec)
+    assert log.refused[NOT_FINITE] == 1
+    assert [len(series.commands) for series in log.series] == [2, 3]
+
+
 def test_bad_mcap(toy_spec: ControlSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = as_messages(8)
     del lacking[3]["measured"]["p1"]
     for messages, encoding, words in [
         (lacking, "json", "message 4 on firsthand/step: measured lacks 'p1'"),
         ([{"time": 0.0}], "json", "'measured' is missing"),
+        ([b"[" * 200_000], "json", "message 1 on firsthand/step: its JSON is nested too deep to be read"),
         (as_messages(3), "cdr", "its encoding is 'cdr'"),
         ([], "json", "no message on the topic 'firsthand/step'"),
     ]:
@@ -275,8 +323,6 @@ def test_trajectories_that_follow_one_another_are_one_stretch(toy_spec: ControlS
 
 
 def test_another_robots_run_is_refused_with_the_field(toy_spec: ControlSpec, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     path = store(tmp_path / "run", toy_spec, [episode(toy_spec, 0)])
     slower = replace(toy_spec, period_s=0.1)
     with pytest.raises(UserError, match=r"is no log of this robot: period_s is 0\.05 there and 0\.1 here"):
@@ -288,3 +334,47 @@ def test_another_robots_run_is_refused_with_the_field(toy_spec: ControlSpec, tmp
     taken, refused = transitions(longer, log)
     assert refused == {NO_HISTORY: 6}
     assert taken.states.shape == (4, longer.layout.size)
+
+
+def test_a_run_with_commands_in_another_unit_is_refused(toy_spec: ControlSpec, tmp_path: Path) -> None:
+    record = episode(toy_spec, 0)
+    limits = toy_spec.limits
+    for factor, taken in ((100.0, False), (0.01, False), (1.5, True)):
+        low, high = (tuple(factor * v for v in side) for side in (limits.command_low, limits.command_high))
+        old = replace(toy_spec, limits=replace(limits, command_low=low, command_high=high))
+        path = store(tmp_path / f"run{factor}", old, [record])
+        if taken:
+            assert read_log(path, toy_spec).usable == 10
+            continue
+        with pytest.raises(UserError) as caught:
+            read_log(path, toy_spec)
+        ranges = f"the command u0 ranges from {-factor:g} to {factor:g} there and from -1 to 1 here"
+        assert f"{path} is no log of this robot: {ranges}, which must be another unit." in str(caught.value)
+
+
+def test_a_command_out_of_range_hides_no_bad_measurement(toy_spec: ControlSpec, tmp_path: Path) -> None:
+    record = episode(toy_spec, 0)
+    record.commands[0, 2, 0] = 1.4
+    record.measured[0, 3, 1] = np.nan
+    log = read_log(store(tmp_path / "run", toy_spec, [record]), toy_spec)
+    taken, refused = transitions(toy_spec, log)
+    assert refused[NOT_FINITE] == 2, "the step towards the bad sample and the one from it"
+    assert np.isfinite(np.concatenate(taken, axis=1)).all()
+
+
+def test_a_spike_in_a_run_is_refused_as_the_learner_does(toy_spec: ControlSpec, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    record = EpisodeRecord(
+        starts=np.zeros((1, toy_spec.layout.size), np.float32),
+        measured=rng.uniform(-0.1, 0.1, (1, 101, 2)).astype(np.float32),
+        commands=rng.uniform(-0.9, 0.9, (1, 100, 2)).astype(np.float32),
+        references=np.zeros((1, 103, 2), np.float32),
+        free=np.ones((1, 100, 2), bool),
+        valid=np.ones((1, 100), bool),
+    )
+    record.measured[0, 50, 1] = 70.0
+    taken, refused = transitions(toy_spec, read_log(store(tmp_path / "run", toy_spec, [record]), toy_spec))
+    assert refused == {SPIKE: 2, NO_HISTORY: 2}
+    assert np.asarray(as_rollout(toy_spec, record).valid).sum() == len(taken.states) + 1
+    assert np.abs(taken.states).max() < 1
+    assert np.abs(taken.following).max() < 1

@@ -108,6 +108,7 @@ class Fit:
         robot = absolute_name(self.robot) if self.robot else _robot_of(self.logs)
         spec = make_task(robot).spec
         logs = [read_log(path, spec) for path in self.logs]
+        _print_logs(logs)
         learned, held = split([series for log in logs for series in log.series], spec.period_s)
         with _progress("fitting") as bar:
             lines: dict[str, Any] = {}
@@ -176,6 +177,25 @@ def _progress(name: str) -> Any:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=Console(stderr=True))
+
+
+def _print_logs(logs: list[Any]) -> None:
+    """What is taken of each log, what is refused and why."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Learning from", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("log", overflow="fold")
+    for heading in ("rows\ntaken", "rows\nrefused"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why")
+    for log in logs:
+        reasons = [f"{count}: {reason}" for reason, count in log.refused.most_common()]
+        why = "\n".join([*reasons, *([log.note] if log.note else [])])
+        table.add_row(escape(log.path), str(log.usable), str(log.refused.total()), escape(why))
+    Console(stderr=True).print(table)
 
 
 def _print_accuracy(robot: str, minutes: float, accuracy: Any) -> None:

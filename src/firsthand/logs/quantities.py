@@ -12,7 +12,9 @@ from ..errors import UserError
 OUTSIDE = 0.5
 """A position that is this share of its range outside its limits …"""
 OUTSIDE_SHARE = 0.1
-"""… in more than this share of the rows is in another unit. Fewer rows may be a sensor that failed for a while."""
+"""… in more than this share of the rows …"""
+OUTSIDE_ROWS = 20
+"""… and more rows than this is in another unit. Fewer may be a sensor that failed for a while."""
 TRAVEL_S = 0.5
 """Over how long position and velocity are compared: long enough for noise to average out."""
 LEAST_WINDOWS = 20
@@ -74,9 +76,8 @@ def _check_turns(path: str, name: str, rows: np.ndarray, values: np.ndarray) -> 
 def _check_limits(path: str, name: str, rows: np.ndarray, values: np.ndarray, low: float, high: float) -> None:
     known = np.isfinite(values)
     slack = OUTSIDE * (high - low)
-    with np.errstate(invalid="ignore"):
-        outside = np.flatnonzero((values < low - slack) | (values > high + slack))
-    if outside.size > OUTSIDE_SHARE * known.sum():
+    outside = np.flatnonzero(known & ((values < low - slack) | (values > high + slack)))
+    if outside.size > max(OUTSIDE_SHARE * known.sum(), OUTSIDE_ROWS):
         at = outside[0]
         raise UserError(
             f"{path}: {name} is {values[at]:g} at row {rows[at] + 1} and far outside its limits in "

@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import errno
 import hashlib
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,7 +39,7 @@ INPUTS = 10_000
 
 @pytest.fixture(scope="module", params=["excavator", "trained", "toy"])
 def policy(request, toy_spec) -> Policy:
-    """A lively policy: with a planar chain and two hidden layers of 128, the same with a high gain, a measured output."""
+    """A lively policy: a planar chain and two hidden layers of 128, the same with a high gain, a measured output."""
     if request.param == "trained":
         return high_gain()
     spec = excavator_task().spec if request.param == "excavator" else toy_spec
@@ -327,13 +328,42 @@ def test_a_card_stays_with_its_policy(run, tmp_path):
     assert "episode 2 of small" in (tmp_path / "excavator_policy.c.md").read_text()
 
 
-def test_a_card_says_which_robot_the_policy_was_learned_on(run):
-    """Two robots with one task, and a simulator that was learned."""
+def card_as_if_on(run: Path, robot: str) -> ModelCard:
+    """The card of the run's first policy, had it been learned on another robot."""
     restored = RestoredRun.open(run)
-    other = dataclasses.replace(restored, config=dataclasses.replace(restored.config, robot="excavator-pressure"))
-    assert "Policy of excavator, learned on excavator-pressure, as" in policy_and_card(other, 1)[1].lines()[0]
-    same = dataclasses.replace(restored, config=dataclasses.replace(restored.config, robot="excavator"))
-    assert "Policy of excavator, as it ran" in policy_and_card(same, 1)[1].lines()[0]
+    config = dataclasses.replace(restored.config, robot=robot)
+    return policy_and_card(dataclasses.replace(restored, config=config), 1)[1]
+
+
+def simulator_of(robot: str, folder: Path) -> str:
+    """What describes a learned simulator."""
+    spec = json.loads(excavator_task().spec.to_json())
+    description = {"format": 1, "robot": robot, "control_spec": spec, "command_history": 1, "measurement_history": 0}
+    folder.mkdir()
+    (folder / "simulator.json").write_text(json.dumps(description))
+    return str(folder)
+
+
+def test_a_card_says_which_robot_the_policy_was_learned_on(run, tmp_path):
+    """Two robots with one task, and a learned simulator of one."""
+    learned = simulator_of("excavator", tmp_path / "imitation")
+    for robot, text in (
+        ("excavator", "Policy of excavator, as it ran"),
+        ("excavator-pressure", "Policy of excavator, learned on excavator-pressure, as it ran"),
+        (learned, "Policy of excavator, learned on the learned simulator imitation, as it ran"),
+    ):
+        assert card_as_if_on(run, robot).lines()[0].startswith(text)
+
+
+def test_a_card_finds_the_angles_of_an_environment_and_of_its_simulator(run, tmp_path):
+    file = tmp_path / "turning.py"
+    file.write_text(
+        "from firsthand.robots.gymnasium import GymnasiumTask\n"
+        "task = GymnasiumTask(env=print, positions=(0,), position_low=-1.0, position_high=1.0, rate=1.0, angles=(1,))\n"
+    )
+    assert card_as_if_on(run, f"{file}:task").angles == ("dipper.position",)
+    assert card_as_if_on(run, simulator_of(f"{file}:task", tmp_path / "imitation")).angles == ("dipper.position",)
+    assert card_as_if_on(run, "excavator").angles == ()
 
 
 def test_a_card_names_angles_that_are_counted_on(toy_spec):

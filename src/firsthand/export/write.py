@@ -13,6 +13,7 @@ from ..robots.gymnasium import GymnasiumTask
 from ..robots.registry import find_robot
 from ..robots.user_file import short_name, simulator_file
 from ..runs import atomic
+from ..simulators import StoredSimulator
 from ..training.restore import RestoredRun
 from .c_source import c_files, identifier
 from .card import ModelCard
@@ -87,7 +88,6 @@ def policy_and_card(restored: RestoredRun, episode: int | None) -> tuple[list[La
     """The weights, and what is known about them."""
     ran = restored.kept_episode() if episode is None else episode
     policy, robot = restored.policy(episode), restored.config.robot
-    source = find_robot(robot)
     errors = {row["episode"]: row["tracking_error_m"] for row in restored.metrics()}
     card = ModelCard.of(
         restored.task.spec,
@@ -97,6 +97,14 @@ def policy_and_card(restored: RestoredRun, episode: int | None) -> tuple[list[La
         tracking_error_m=errors.get(ran),
         unit=restored.task.unit,
         learned_on=f"the learned simulator {short_name(robot)}" if simulator_file(robot) else short_name(robot),
-        angles=source.angles if isinstance(source, GymnasiumTask) else (),
+        angles=_angles(robot),
     )
     return list(policy.layers), card
+
+
+def _angles(robot: str) -> tuple[int, ...]:
+    """Entries of the measurement that training counts on across ±π; a learned simulator has those of its robot."""
+    source = find_robot(robot)
+    while isinstance(source, StoredSimulator):
+        source = find_robot(source.robot)
+    return tuple(source.angles) if isinstance(source, GymnasiumTask) else ()

@@ -284,3 +284,45 @@ def test_a_machine_is_neither_moved_nor_asked(copied):
         "Configuration and provenance",
     ]
     assert "In episode 2, trajectory 2 the machine was" in Page(page).text
+
+
+COUNTED = """
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+from firsthand.robots.gymnasium import GymnasiumTask
+
+
+class Counted(gymnasium.Env):
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    dt = 0.1
+
+    def reset(self, *, seed=None, options=None):
+        self.at = np.zeros(1)
+        return self.at.copy(), {}
+
+    def step(self, action):
+        with Path(__file__).with_name("steps").open("a") as steps:
+            steps.write("x")
+        self.at = self.at + 0.1 * action
+        return self.at.copy(), 0.0, False, False, {}
+
+
+rest = {"positions": (0,), "position_low": -1.0, "position_high": 1.0, "rate": 0.8, "steps": 8, "trajectories": 2}
+rest |= {"command_memory": 1, "preview": (1, 2), "hidden": (8,)}
+real = GymnasiumTask(env=Counted, hardware=True, **rest)
+"""
+
+
+def test_no_report_moves_hardware_of_a_robot_file(tmp_path):
+    file, steps = tmp_path / "arm.py", tmp_path / "steps"
+    file.write_text(COUNTED)
+    runs = [train(tmp_path / name, f"{file}:real", 1) for name in ("one", "two")]
+    moved = steps.read_text()
+    assert moved
+    write_report(runs[0])
+    write_comparison(runs)
+    assert steps.read_text() == moved

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 
 from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
-from ..robots.address import is_address
 from ..training.display import duration
 from ..training.restore import RestoredRun
 from ..units import UNKNOWN, Unit, number, unit_of
 from . import figures
 from .data import History, PathAxes, PathPanel
+from .gather import is_machine
 from .page import document, image
 
 MOST = 12
@@ -75,8 +75,9 @@ def _read(path: Path, name: str) -> Compared:
     rows = restored.metrics()
     if not rows:
         raise UserError(f"{path} has no finished episode yet, so there is nothing to compare.")
-    moved = not is_address(restored.config.robot) and restored.kept_episode() is not None
-    evaluation = evaluate(restored.robot(), restored.policy()) if moved else None
+    robot = restored.robot()
+    moved = not is_machine(restored, robot) and restored.kept_episode() is not None
+    evaluation = evaluate(robot, restored.policy()) if moved else None
     return Compared(name, restored, History.of(name, rows), evaluation)
 
 

@@ -83,7 +83,7 @@ def gather(path: Path) -> RunReport:
     history = History.of(restored.config.robot, rows)
     episodes = tuple(PathPanel.of(f"episode {k}", spec, restored.record(k)) for k in chosen)
     robot = restored.robot()
-    if is_address(restored.config.robot) or robot.hardware:
+    if is_machine(restored, robot):
         record = restored.record(stored[-1])
         moved = np.flatnonzero(record.valid.any(axis=1))
         last = int(moved[-1]) if len(moved) else 0
@@ -115,6 +115,11 @@ def gather(path: Path) -> RunReport:
         poses=Poses.of(f"{evaluation.references[0].name}, kept policy", spec, evaluation.records[0]),
         oracle=_oracle(restored),
     )
+
+
+def is_machine(restored: RestoredRun, robot: AbstractRobot) -> bool:
+    """Whether the run's robot is real, or may be: a report does not move it."""
+    return is_address(restored.config.robot) or robot.hardware
 
 
 def can_go_back(robot: AbstractRobot) -> bool:

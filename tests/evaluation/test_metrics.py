@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from firsthand.evaluation import evaluate, tracking_errors, tracking_metrics
+from firsthand.evaluation import Evaluation, evaluate, tracking_errors, tracking_metrics
 from firsthand.models import Policy
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import EpisodeRecord, SimulatedRobot
 from firsthand.tasks import Task
+from firsthand.tasks.base import EvaluationReference
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,7 @@ def test_metrics_worked_by_hand(task: Task, record: EpisodeRecord) -> None:
     assert metrics.command_change == pytest.approx(2.5 / 5)
     # 9.96 is within 0.5 % of the range of 20 from the upper limit.
     assert metrics.limit_hits == 1
+    assert metrics.valid_share == 7 / 8
 
 
 def test_several_records_count_step_by_step(task: Task, record: EpisodeRecord) -> None:
@@ -82,6 +84,19 @@ def test_a_sample_that_is_not_a_number_is_left_out(task: Task, record: EpisodeRe
     assert metrics.mean_error_m == pytest.approx(1.1 / 6, abs=1e-6)
     assert metrics.max_error_m == pytest.approx(1.0)
     assert np.isfinite(metrics.measured_mean_speed_m_s)
+    assert metrics.valid_share == 6 / 8
+
+
+def test_a_reference_that_was_not_followed_to_its_end_is_named(task: Task, record: EpisodeRecord) -> None:
+    whole = dataclasses.replace(record, valid=np.ones((2, 4), bool))
+    nothing = dataclasses.replace(record, valid=np.zeros((2, 4), bool))
+    records = (whole, record, nothing)
+    references = tuple(EvaluationReference(name, np.zeros((4, 1)), np.zeros(1)) for name in ("all", "most", "none"))
+    each = tuple(tracking_metrics(task.spec, (one,)) for one in records)
+    result = Evaluation(references, records, each, tracking_metrics(task.spec, records))
+    assert result.notes() == ["most: only 7 of 8 steps were followed.", "none: only 0 of 8 steps were followed."]
+    assert result.as_dict()["valid_share"] == 15 / 24
+    assert [m["valid_share"] for m in result.as_dict()["references"].values()] == [1.0, 7 / 8, 0.0]
 
 
 def test_an_evaluation_is_the_same_every_time_and_leaves_the_robot_alone(task: Task) -> None:

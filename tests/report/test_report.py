@@ -12,6 +12,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+from firsthand.cli.results import finish
 from firsthand.errors import UserError
 from firsthand.evaluation.oracle import OracleResult
 from firsthand.plants.base import AbstractPlant
@@ -299,30 +300,68 @@ class Counted(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
     dt = 0.1
+    longest = None
 
     def reset(self, *, seed=None, options=None):
-        self.at = np.zeros(1)
+        self.at, self.steps = np.zeros(1), 0
         return self.at.copy(), {}
 
     def step(self, action):
         with Path(__file__).with_name("steps").open("a") as steps:
             steps.write("x")
-        self.at = self.at + 0.1 * action
-        return self.at.copy(), 0.0, False, False, {}
+        self.at, self.steps = self.at + 0.1 * action, self.steps + 1
+        return self.at.copy(), 0.0, self.steps == self.longest, False, {}
+
+
+class Short(Counted):
+    longest = 3
+
+
+def place(env, position):
+    return env.reset()[0]
 
 
 rest = {"positions": (0,), "position_low": -1.0, "position_high": 1.0, "rate": 0.8, "steps": 8, "trajectories": 2}
 rest |= {"command_memory": 1, "preview": (1, 2), "hidden": (8,)}
 real = GymnasiumTask(env=Counted, hardware=True, **rest)
+short = GymnasiumTask(env=Short, place=place, evaluation=lambda speed: {"[/x]": np.zeros((30, 1))}, **rest)
 """
 
 
-def test_no_report_moves_hardware_of_a_robot_file(tmp_path):
-    file, steps = tmp_path / "arm.py", tmp_path / "steps"
+@pytest.fixture
+def arm(tmp_path) -> Path:
+    """A robot file whose environment counts its steps; `short` ends after three of eight."""
+    file = tmp_path / "arm.py"
     file.write_text(COUNTED)
-    runs = [train(tmp_path / name, f"{file}:real", 1) for name in ("one", "two")]
+    return file
+
+
+def test_no_report_moves_hardware_of_a_robot_file(arm, tmp_path):
+    steps = tmp_path / "steps"
+    runs = [train(tmp_path / name, f"{arm}:real", 1) for name in ("one", "two")]
     moved = steps.read_text()
     assert moved
     write_report(runs[0])
     write_comparison(runs)
     assert steps.read_text() == moved
+
+
+def test_a_run_that_proved_no_policy_is_finished_all_the_same(arm, tmp_path, capsys):
+    run = train(tmp_path / "run", f"{arm}:short", 1)
+    assert not (run / "best.safetensors").exists()
+    finish(run)
+    said = capsys.readouterr()
+    assert "No episode has proven a policy" in said.err
+    assert "[/x]: only 3 of 30 steps were followed." in said.out
+    assert "[/x]: only 3 of 30 steps were followed." in Page((run / "report" / "index.html").read_text("utf-8")).text
+    with pytest.raises(UserError, match=r"no episode of .*run has proven a policy yet; give --episode, or evaluate"):
+        RestoredRun.open(run).policy()
+
+
+def test_a_comparison_says_which_reference_was_not_followed_to_its_end(arm, tmp_path):
+    runs = [train(tmp_path / name, f"{arm}:short", 1) for name in ("one", "two")]
+    with RunFolder.open(runs[1], writer=True) as run:
+        run.save_best(run.load_episode(1)[0], {"episode": 1})
+    text = Page(write_comparison(runs).read_text("utf-8")).text
+    assert "two, [/x]: only 3 of 30 steps were followed." in text
+    assert "one, [/x]" not in text

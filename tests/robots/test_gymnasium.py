@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from firsthand.errors import UserError
+from firsthand.evaluation import evaluate
 from firsthand.learner import Buffer, append
 from firsthand.models import Policy
 from firsthand.report.gather import can_go_back
@@ -229,6 +230,14 @@ def test_evaluation_starts_where_the_reference_does() -> None:
         assert record.commands.shape[1] == len(reference.points)
         assert record.valid.all()
     np.testing.assert_array_equal(robot.measured(), before)
+
+
+def test_an_evaluation_that_ends_early_is_counted() -> None:
+    robot = robot_of(cart_task(lambda: Cart(lambda step, state: "over" if step % 100 == 0 else None)))
+    result = evaluate(robot, policy_of(robot))
+    assert robot.cuts[Outcome.ENDED] > 0
+    assert result.overall.valid_share < 1.0
+    assert "steps were followed" in result.notes()[0]
 
 
 class Perfect(Cart):

@@ -26,15 +26,16 @@ from ..units import METRES, unit_of
 def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str, Any] | None) -> None:
     """The metrics of table 1, per reference and together, beside the paper's columns."""
     # No frame, so that it fits into 80 columns also while errors are metres.
-    title = f"{restored.config.robot}: references the learner never saw"
+    title = f"{escape(restored.config.robot)}: references the learner never saw"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
     unit = unit_of(restored.task.unit)
-    speeds, errors = (f"v avg\n{unit.shown}/s", f"v max\n{unit.shown}/s"), (f"error\nmean {unit.shown}",)
-    for heading in (*speeds, *errors, f"error\nmax {unit.shown}", "ρ\ns", "|Δu|\n", "limit\nhits"):
+    shown = escape(unit.shown)
+    speeds, errors = (f"v avg\n{shown}/s", f"v max\n{shown}/s"), (f"error\nmean {shown}",)
+    for heading in (*speeds, *errors, f"error\nmax {shown}", "ρ\ns", "|Δu|\n", "limit\nhits"):
         table.add_column(heading, justify="right", no_wrap=True)
     finer = 0 if unit == METRES else 2
-    rows = [(r.name, m) for r, m in zip(result.references, result.metrics, strict=True)]
+    rows = [(escape(r.name), m) for r, m in zip(result.references, result.metrics, strict=True)]
     for name, m in [*rows, ("[bold]together[/bold]", result.overall)]:
         table.add_row(
             name,
@@ -54,6 +55,8 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
         table.add_row(f"[dim]{name}[/dim]", *(text.replace("nan", "") for text in known), "", "")
     console = Console()
     console.print(table)
+    for note in result.notes():
+        console.print(note, markup=False)
     if oracle is not None:
         console.print(
             "Oracle (this policy class, trained with the true gradients): "
@@ -127,14 +130,17 @@ def print_prior(prior: Prior) -> None:
 def finish(path: Path) -> None:
     """After training: evaluate the kept policy, print the table, write the report; a machine is not moved for that."""
     from ..report import write_report
-    from ..report.gather import can_go_back, not_moved
+    from ..report.gather import can_go_back, kept, not_moved
 
     restored = RestoredRun.open(path)
     with closing(restored.robot()) as robot:
-        result = evaluate(robot, restored.policy()) if can_go_back(robot) else None
+        name, policy = kept(restored, restored.episodes()[-1])
+        result = evaluate(robot, policy) if can_go_back(robot) else None
     if result is None:
         say(not_moved(path))
         print(f"Report: {write_report(path)}")
         return
+    if restored.kept_episode() is None:
+        say(f"No episode has proven a policy: in each, half of the steps or more do not count. This is {name}.")
     print_evaluation(restored, result, oracle_beside(result, oracle_of(restored, compute=False)))
     print(f"Report: {write_report(path)}")

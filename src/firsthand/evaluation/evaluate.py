@@ -6,7 +6,7 @@ from typing import Any
 from ..models import Policy
 from ..robots.base import AbstractRobot, EpisodeRecord
 from ..tasks.base import EvaluationReference
-from .metrics import TrackingMetrics, tracking_metrics
+from .metrics import TrackingMetrics, seen, tracking_metrics
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,15 @@ class Evaluation:
         """The overall metrics, and the same per reference under `references`."""
         each = {r.name: m.as_dict() for r, m in zip(self.references, self.metrics, strict=True)}
         return {**self.overall.as_dict(), "references": each}
+
+    def notes(self) -> list[str]:
+        """A sentence for each reference that was not followed to its end: its errors say nothing about the rest."""
+        notes = []
+        for reference, record in zip(self.references, self.records, strict=True):
+            done, steps = int(seen(record).sum()), record.valid.size
+            if done < steps:
+                notes.append(f"{reference.name}: only {done} of {steps} steps were followed.")
+        return notes
 
 
 def evaluate(robot: AbstractRobot, policy: Policy, *, speed: float | None = None) -> Evaluation:

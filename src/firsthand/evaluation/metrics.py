@@ -40,6 +40,8 @@ class TrackingMetrics:
     """Mean |Δu| per step and channel."""
     limit_hits: int
     """Steps at which a joint was at a limit."""
+    valid_share: float
+    """Share of the references' steps that were followed; everything above is over these steps alone."""
 
     def as_dict(self) -> dict[str, float | int]:
         """Plain numbers, for JSON."""
@@ -64,7 +66,7 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
     errors = np.concatenate([tracking_errors(spec, record) for record in records])
     if errors.size == 0:
         nothing = float("nan")
-        return TrackingMetrics(*(nothing,) * 8, limit_hits=0)
+        return TrackingMetrics(*(nothing,) * 8, limit_hits=0, valid_share=0.0)
     reference_speed, measured_speed, change = [], [], []
     hits = 0
     low, high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
@@ -94,6 +96,7 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
         measured_mean_speed_m_s=_mean(np.concatenate(measured_speed)),
         command_change=_mean(np.concatenate(change)),
         limit_hits=hits,
+        valid_share=errors.size / sum(record.valid.size for record in records),
     )
 
 

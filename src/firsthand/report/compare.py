@@ -139,8 +139,14 @@ def _table(runs: Sequence[Compared], unit: Unit) -> str:
         f'<h2>Numbers</h2>\n<div class="wide result"><table>\n<thead><tr>{columns}</tr></thead>\n<tbody>\n{rows}\n'
         "</tbody></table></div>\n<p>Mean distance from the reference. “Last episodes” is the mean of up to ten; "
         "“references never seen” is the kept policy on the evaluation references, which a machine is not moved "
-        "for.</p>"
+        f"for.</p>{_notes(runs)}"
     )
+
+
+def _notes(runs: Sequence[Compared]) -> str:
+    """Which references a run's policy did not follow to the end: its error is that of the steps before."""
+    notes = [f"{run.name}, {note}" for run in runs if run.evaluation is not None for note in run.evaluation.notes()]
+    return "".join(f'\n<p class="warning">{escape(note)}</p>' for note in notes)
 
 
 def _cells(run: Compared, unit: Unit) -> tuple[str, ...]:

@@ -207,9 +207,9 @@ def _table(report: RunReport, evaluation: Evaluation) -> str:
         notes.append("Grey columns are what the paper gives, measured on a real machine with references of its own.")
     if report.oracle is not None:
         notes.append(f"The oracle reaches {unit.with_unit(report.oracle['shapes_error_m'])} together.")
-    warning = ""
+    warning = "".join(f'<p class="warning">{escape(note)}</p>\n' for note in evaluation.notes())
     if report.oracle is not None and evaluation.overall.mean_error_m < report.oracle["shapes_error_m"]:
-        warning = (
+        warning += (
             '<p class="warning">The policy is better than the oracle, which is no lower bound: its '
             "budget is limited.</p>\n"
         )

@@ -343,7 +343,9 @@ class GymnasiumRobot(AbstractRobot):
         driver.turn_back()
         points = np.concatenate([reference.points, np.repeat(reference.points[-1:], spec.preview[-1], axis=0)])
         trajectory = Trajectory(driver.state, points.astype(np.float32), spec)
-        track(driver, run, trajectory)
+        outcome = track(driver, run, trajectory)
+        if outcome is not Outcome.GOING:
+            self.cuts[outcome] += 1
         return as_record([trajectory])
 
     def notes(self) -> list[str]:

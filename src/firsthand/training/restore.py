@@ -70,8 +70,12 @@ class RestoredRun:
         if episode is not None:
             return policy_from_arrays(self.task.spec, self._episode(episode))
         best = self.folder.load_best()
-        if best is None:
+        if best is None and not self.episodes():
             raise UserError(f"{self.folder.path} has no finished episode yet.")
+        if best is None:
+            raise UserError(
+                f"no episode of {self.folder.path} has proven a policy yet; give --episode, or evaluate --newest."
+            )
         return policy_from_arrays(self.task.spec, best[0])
 
     def kept_episode(self) -> int | None:

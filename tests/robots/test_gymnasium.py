@@ -1,5 +1,6 @@
 """A Gymnasium environment as a robot: it reports what happened, also when it ends early, fails or goes blind."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -314,7 +315,8 @@ CHAIN = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5),))
         ),
         ({"env": Pictures}, "Pictures observes an array of shape .8, 8, 3., but a vector of numbers is needed"),
         ({"env": Named}, "Named observes a Dict, but a vector"),
-        ({"env": Unbounded}, "Unbounded allows actions from -inf to inf in channel 0, but the range must be finite"),
+        ({"env": Unbounded}, "Unbounded allows actions from -inf to inf in channel 0, .* give command_low and"),
+        ({"env": Unbounded, "command_low": -1.0}, "the range must be finite; give command_low and command_high"),
         ({"env": Timeless}, "Timeless does not tell its control period; give period_s"),
         ({"env": lambda: gymnasium.make("Nothing-v0")}, r"env\(\) cannot make the environment"),
         ({"angles": (5,)}, "angles names entry 5, but the measurement has entries 0 to 1"),
@@ -334,6 +336,8 @@ CHAIN = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5),))
             {"tracked": CHAIN, "evaluation": lambda speed: {"off": np.ones((5, 2))}},
             "the evaluation path 'off' leaves the limits: the point .* is out of reach",
         ),
+        ({"evaluation": lambda speed: 1 / 0}, "evaluation fails with ZeroDivisionError: division by zero"),
+        ({"evaluation": lambda speed: {"odd": [[0.0], [0.0, 1.0]]}}, "the evaluation path 'odd' is no array of num"),
         ({"observe": lambda seen: seen[None]}, "observe returned an array of shape"),
         ({"observe": lambda seen: seen["p"]}, "observe fails on an observation with IndexError"),
         ({"preview": (3, 1)}, "preview is .* rising order"),
@@ -350,6 +354,29 @@ def test_goals_outside_the_limits_are_refused() -> None:
     task = cart_task(goals=lambda rng, measured, count: np.full((count, 1), 1.2)).make_task()
     with pytest.raises(UserError, match=r"goals function leads to \(1.2\), but must stay between \(-1\) and \(1\)"):
         task.sample_goals(np.random.default_rng(0), np.zeros(2), 3)
+
+
+def test_goals_that_raise_are_said_in_one_sentence() -> None:
+    task = cart_task(goals=lambda rng, measured, count: measured[7]).make_task()
+    with pytest.raises(UserError, match=r"goals fails with IndexError: index 7 is out of bounds[^\n]*\.$"):
+        task.sample_goals(np.random.default_rng(0), np.zeros(2), 3)
+
+
+def test_actions_without_bounds_need_a_command_range() -> None:
+    robot = robot_of(cart_task(Unbounded, command_low=-2.0, command_high=2.0))
+    record = episode(robot, excited=True)
+    assert np.abs(record.commands).max() == 2.0
+    assert assert_true_transitions(robot, record) == 48
+
+
+def test_whole_numbers_may_be_numpys() -> None:
+    task = cart_task()
+    numbers = {"steps": np.int64(12), "trajectories": np.int32(4), "command_memory": np.int64(2)}
+    numbers |= {"measurement_memory": np.int8(0), "preview": np.arange(1, 5, 2), "hidden": np.asarray([16])}
+    for name, value in numbers.items():
+        object.__setattr__(task, name, value)  # as in a user's file, where nothing checks types
+    assert task.make_task().spec.to_json() == cart_task().make_task().spec.to_json()
+    assert json.dumps(task.make_task().trajectories) == "4"
 
 
 def test_a_payload_is_refused() -> None:
@@ -451,6 +478,45 @@ def test_hardware_is_neutral_also_when_the_episode_is_given_up_or_fails():
     assert log[-1] == 0.0
     with pytest.raises(RobotFailed, match="cable is off"):
         robot.measured()
+
+
+def test_an_observation_that_cannot_be_read_loses_nothing_and_leaves_nothing_open():
+    log: list[Any] = []
+    seen: list[Any] = []
+
+    def observe(observation: np.ndarray) -> np.ndarray:
+        seen.append(observation)
+        if len(seen) > 22:  # the task's look, the reset, and twenty steps
+            raise KeyError("angle")
+        return observation
+
+    robot = robot_of(cart_task(lambda: Logged(log), observe=observe, hardware=True))
+    record = robot.run_episode(policy_of(robot), np.full((4, 1), 0.5))
+    np.testing.assert_array_equal(record.valid.sum(axis=1), [12, 8, 0, 0])
+    with pytest.raises(RobotFailed, match=r"observe fails .* KeyError: 'angle' \(in trajectory 2, step 9"):
+        robot.measured()
+    robot.close()
+    assert log[-2:] == [0.0, "closed"]
+    log.clear()
+    source = cart_task(lambda: Logged(log), hardware=True)
+    robot = robot_of(source)
+    object.__setattr__(source, "observe", observe)
+    with pytest.raises(RobotFailed, match="observe fails"):
+        robot.measured()
+    assert log == ["closed", "closed"]  # the task's look, and the robot that cannot be used
+
+
+def test_hardware_is_given_back_however_its_rest_ends():
+    robot, log = logged(hardware=True)
+    robot.run_episode(policy_of(robot), np.full((1, 1), 0.5))
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    robot.driver.rest = interrupted  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(KeyboardInterrupt):
+        robot.close()
+    assert log[-1] == "closed"
 
 
 def test_hardware_is_not_moved_unless_that_is_asked_for():

@@ -108,7 +108,12 @@ class Driver:
         self.env = environment.make()
         self.space = self.env.action_space
         self.state = np.zeros(0, np.float32)
-        self.reset(seed)
+        try:
+            self.reset(seed)
+        except BaseException:
+            with contextlib.suppress(RobotFailed):  # why it cannot be used is said already
+                self.close()
+            raise
 
     def close(self) -> None:
         """Give the environment back."""
@@ -181,7 +186,10 @@ class Driver:
         return Outcome.ENDED if terminated or truncated else Outcome.GOING
 
     def _measure(self, observation: Any) -> Float[np.ndarray, " measured"]:
-        measured = self.environment.measure(observation)
+        try:
+            measured = self.environment.measure(observation)
+        except UserError as error:  # what was measured before is worth keeping
+            raise RobotFailed(str(error)) from error
         if len(measured) != self.spec.layout.num_measured:
             wanted = self.spec.layout.num_measured
             raise RobotFailed(f"{self.name} measures {len(measured)} quantities now, but measured {wanted} at first.")
@@ -243,10 +251,13 @@ class GymnasiumRobot(AbstractRobot):
         """Close the environment, hardware in neutral; the next use makes a new one."""
         if self._driver is None:
             return
-        self._rest()
-        driver, self._driver = self._driver, None
-        with contextlib.suppress(*((RobotFailed,) if self._failure else ())):  # why it failed is said already
-            driver.close()
+        driver = self._driver
+        try:
+            self._rest()
+        finally:
+            self._driver = None
+            with contextlib.suppress(*((RobotFailed,) if self._failure else ())):  # why it failed is said already
+                driver.close()
 
     def _rest(self) -> None:
         """Hardware goes neutral, also after a failure; a failure of this itself is raised by the next call."""
@@ -326,10 +337,12 @@ class GymnasiumRobot(AbstractRobot):
         try:
             return tuple(self._follow_one(driver, run, reference) for reference in references)
         finally:
-            if self.hardware:
-                with contextlib.suppress(RobotFailed):
-                    driver.rest()
-            driver.close()
+            try:
+                if self.hardware:
+                    with contextlib.suppress(RobotFailed):
+                        driver.rest()
+            finally:
+                driver.close()
 
     def _follow_one(self, driver: Driver, run: NumpyPolicy, reference: EvaluationReference) -> EpisodeRecord:
         spec = self.task.spec

@@ -71,7 +71,7 @@ class GymnasiumTask:
     preview: Sequence[int] = (2, 4, 6, 8, 10, 12, 15)
     """How many steps ahead the policy sees the reference; the last at least dead time and lag."""
     command_low: Numbers | None = None
-    """Lowest command per channel; by default the action space's. Narrower for a gentler robot."""
+    """Lowest command per channel; by default the action space's, if that is finite. Narrower for a gentler robot."""
     command_high: Numbers | None = None
     """Highest command per channel."""
     goal_low: Numbers | None = None
@@ -224,15 +224,15 @@ def _derive(source: GymnasiumTask) -> Task:
             position=positions,
             velocity=velocities,
             commands=tuple(f"command {i}" for i in range(len(low))),
-            command_memory=source.command_memory,
-            measurement_memory=source.measurement_memory,
+            command_memory=int(source.command_memory),
+            measurement_memory=int(source.measurement_memory),
         ),
         kinematics=kinematics,
-        preview=tuple(source.preview),
+        preview=tuple(int(ahead) for ahead in source.preview),
         scales=source.scales or Scales((0.0,) * size, (1.0,) * size, (1.0,) * size, 1.0, 1.0),
         limits=limits,
-        reference=ReferenceSpec(space, source.steps, tuple(-r for r in rate), rate),
-        policy=PolicyShape(tuple(source.hidden)),
+        reference=ReferenceSpec(space, int(source.steps), tuple(-r for r in rate), rate),
+        policy=PolicyShape(tuple(int(width) for width in source.hidden)),
     )
     spread, moved = _sizes(spec, box)
     if source.scales is None:
@@ -242,9 +242,9 @@ def _derive(source: GymnasiumTask) -> Task:
     default_paths = BoxReferences(spec, box, home)
     own = source.evaluation
     evaluation = default_paths if own is None else CheckedReferences(own, spec, box, home)
-    speed = _rounded(default_paths.speed()) if source.evaluation_speed is None else source.evaluation_speed
+    speed = _rounded(default_paths.speed()) if source.evaluation_speed is None else float(source.evaluation_speed)
     evaluation(speed)  # a path outside the limits is said now, not after training
-    length_scale = _rounded(0.6 * spread) if source.length_scale is None else source.length_scale
+    length_scale = _rounded(0.6 * spread) if source.length_scale is None else float(source.length_scale)
     return Task(
         spec=spec,
         cost=TrackingCost(
@@ -254,7 +254,7 @@ def _derive(source: GymnasiumTask) -> Task:
         evaluation=evaluation,
         evaluation_speed=speed,
         home=home,
-        trajectories=source.trajectories,
+        trajectories=int(source.trajectories),
         unit=source.unit or ("rad" if space == "output" and set(goal_entries) <= set(source.angles) else "m"),
     )
 
@@ -290,15 +290,14 @@ def _command_range(source: GymnasiumTask, space: Any, name: str) -> tuple[tuple[
     if not isinstance(space, Box) or not np.issubdtype(space.dtype, np.floating):
         raise UserError(f"{name} has the action space {space}, but actions must be continuous (a Box of floats).")
     low, high = (np.asarray(v, float).reshape(-1) for v in (space.low, space.high))
-    for i, (a, b) in enumerate(zip(low, high, strict=True)):
-        if not (math.isfinite(a) and math.isfinite(b)):
-            raise UserError(
-                f"{name} allows actions from {a} to {b} in channel {i}, but the range must be finite; wrap it in "
-                "gymnasium.wrappers.RescaleAction or ClipAction with finite bounds."
-            )
     found = []
     for field, bound in (("command_low", low), ("command_high", high)):
         given = getattr(source, field)
+        for i in np.flatnonzero(~np.isfinite(bound)) if given is None else ():
+            raise UserError(
+                f"{name} allows actions from {low[i]} to {high[i]} in channel {i}, but the range must be finite; give "
+                "command_low and command_high."
+            )
         values = tuple(bound.tolist()) if given is None else _numbers(field, given, len(low), "action channel")
         for i, value in enumerate(values):
             if not low[i] <= value <= high[i]:

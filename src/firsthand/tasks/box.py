@@ -1,7 +1,9 @@
 """Goals and evaluation references for a robot of which no more is known than its limits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -84,12 +86,24 @@ class CheckedGoals:
 
     def __call__(self, rng: np.random.Generator, measured: np.ndarray, count: int) -> np.ndarray:
         """The goals, if there are `count` of them and all are inside."""
-        goals = np.asarray(self.goals(rng, measured, count), float)
+        with _said("goals fails"):
+            goals = np.asarray(self.goals(rng, measured, count), float)
         wanted = (count, len(self.box.low))
         if goals.shape != wanted:
             raise UserError(f"goals returned an array of shape {goals.shape}, but must return one of {wanted}.")
         self.box.check("the task's goals function", goals)
         return goals
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Whatever is raised in the user's own code becomes one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what} with {type(error).__name__}: {' '.join(str(error).split())}.") from error
 
 
 def goal_of(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:
@@ -184,13 +198,16 @@ class CheckedReferences:
 
     def __call__(self, speed: float) -> tuple[EvaluationReference, ...]:
         """The references, if all are inside the limits."""
-        found = self.paths(speed)
+        with _said("evaluation fails"):
+            found = self.paths(speed)
         if not isinstance(found, dict) or not found:
             raise UserError(f"evaluation returned {type(found).__name__}, but must give paths by name in a dict.")
-        return tuple(self.checked(str(name), np.asarray(points, float)) for name, points in found.items())
+        return tuple(self.checked(str(name), points) for name, points in found.items())
 
-    def checked(self, name: str, points: np.ndarray) -> EvaluationReference:
+    def checked(self, name: str, path: Any) -> EvaluationReference:
         """One of them."""
+        with _said(f"the evaluation path {name!r} is no array of numbers, but fails"):
+            points = np.asarray(path, float)
         if points.ndim != 2 or len(points) < 2 or points.shape[1] != self.spec.num_outputs:
             raise UserError(
                 f"the evaluation path {name!r} has shape {points.shape}, but must have {self.spec.num_outputs} "

@@ -103,6 +103,23 @@ def test_a_number_that_cannot_be(name: str, value: str, refusal: Callable) -> No
     assert ", but must " in rest
 
 
+@pytest.mark.parametrize(("name", "value"), [("seed", "-1"), ("seed", "4294967296"), ("payload", "nan")])
+def test_a_machine_with_a_number_that_cannot_be(name: str, value: str, refusal: Callable) -> None:
+    said = refusal("machine", "excavator", "--listen", "127.0.0.1:0", f"--{name}", value)
+    assert said.startswith(f"{name} is {value}")
+    assert "but must lie between 0 and " in said
+
+
+def test_the_home_of_nobody(refusal: Callable) -> None:
+    for command in (
+        ("train", "~nobody-of-us/r.py:task"),
+        ("train", "~nobody-of-us"),
+        ("inspect", "~nobody-of-us/r.py"),
+    ):
+        said = refusal(*command)
+        assert said == f"{command[1]} cannot be found, because ~nobody-of-us is nobody's home folder."
+
+
 def test_options_that_do_not_fit_the_robot(refusal: Callable) -> None:
     assert refusal("train", "soft-arm", "--payload", "5").startswith(
         "payload is 5 kg, but the soft arm carries at most"
@@ -209,6 +226,39 @@ def test_a_place_where_nothing_may_be_written(refusal: Callable) -> None:
     said = refusal("train", "excavator", "--out", Path.cwd() / "theirs" / "run", user=nobody)
     assert said.endswith(": permission denied.")
     assert "theirs/run" in said
+
+
+LOCKED = Path("theirs") / "inside"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*("train", "excavator", "--resume", "--out"), LOCKED),
+        (*("train", "excavator", "--data"), LOCKED),
+        (*("report", "run", "--out"), LOCKED / "page.html"),
+        (*("simulator", "record", "excavator", "--out"), LOCKED),
+        (*("simulator", "fit", "run", "--out"), LOCKED),
+        (*("simulator", "fit", "--out", "new"), LOCKED),
+    ],
+)
+def test_a_place_that_may_not_be_looked_at(arguments: tuple[str | Path, ...], refusal: Callable) -> None:
+    refusal("train", "excavatr")  # imports what the other user may not be able to read
+    import firsthand.cli.results
+    import firsthand.report
+    import firsthand.simulators.folder  # noqa: F401
+
+    Path("theirs").mkdir(mode=0o000)
+    here = Path.cwd()
+    full = [here / part if isinstance(part, Path) else part for part in arguments]
+    nobody = 65534 if os.geteuid() == 0 else None
+    said = refusal(*full, user=nobody)
+    assert said.startswith("cannot read ")
+    assert said.endswith(": permission denied.")
+    long = [Path("x" * 300) if isinstance(part, Path) else part for part in arguments]
+    said = refusal(*long)
+    assert said.startswith("cannot read xxx")
+    assert said.endswith(": File name too long.")
 
 
 def test_evaluating_what_is_not_there(run: Path, refusal: Callable) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
+from .simulator import HEAVIEST_KG
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Machine:
         for name in ("speed", "timeout"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} is {getattr(self, name)}, but must be a positive number.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
+        if not 0 <= self.payload <= HEAVIEST_KG:  # NaN is not inside either
+            raise UserError(f"payload is {self.payload} kg, but must lie between 0 and {HEAVIEST_KG:.0f}.")
         try:
             return run_plant(make_plant(self.robot, payload_kg=self.payload, seed=self.seed), Namespace(**vars(self)))
         except SpecError as error:

@@ -20,11 +20,16 @@ class Report:
         """Write it and say where it is."""
         from ..errors import UserError
         from ..report import write_comparison, write_report
+        from ..runs import atomic
 
         if not self.run_folders:
             raise UserError("give the folder of a run: firsthand report RUN.")
-        if self.out is not None and self.out.is_dir():
-            raise UserError(f"out is {self.out}, which is a folder; name the file: --out {self.out / 'report.html'}.")
+        if self.out is not None:
+            with atomic.reading(self.out):
+                is_folder = self.out.is_dir()
+            if is_folder:
+                page = self.out / "report.html"
+                raise UserError(f"out is {self.out}, which is a folder; name the file: --out {page}.")
         if len(self.run_folders) == 1:
             print(write_report(self.run_folders[0], self.out))
         else:

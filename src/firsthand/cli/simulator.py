@@ -40,8 +40,11 @@ class Record:
             raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
         if not 0 <= self.payload <= HEAVIEST_KG:
             raise UserError(f"payload is {self.payload} kg, but must lie between 0 and {HEAVIEST_KG:.0f}.")
-        if (self.out / "config.json").exists():
-            raise UserError(f"{self.out} already holds a run or a recording; give another --out.")
+        from ..runs import atomic
+
+        with atomic.reading(self.out):
+            if (self.out / "config.json").exists():
+                raise UserError(f"{self.out} already holds a run or a recording; give another --out.")
         from ..robots.onboard import set_authority
         from ..robots.registry import make_robot, make_task
         from ..robots.user_file import absolute_name
@@ -153,12 +156,14 @@ class Simulator:
 
 def _robot_of(logs: tuple[Path, ...]) -> str:
     """The robot of the first run folder among the logs."""
-    from ..runs import RunFolder
+    from ..runs import RunFolder, atomic
 
     for path in logs:
-        if not path.exists():
-            raise UserError(f"{path} does not exist.")
-        if path.is_dir():
+        with atomic.reading(path):
+            if not path.exists():
+                raise UserError(f"{path} does not exist.")
+            is_folder = path.is_dir()
+        if is_folder:
             robot = RunFolder.open(path).config.get("robot")
             if isinstance(robot, str):
                 return robot

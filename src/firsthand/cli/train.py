@@ -228,14 +228,16 @@ class Train:
         """The run to resume and its configuration, after checking that what was given fits it."""
         from ..robots.address import is_address
         from ..robots.user_file import absolute_name, short_name
-        from ..runs import RunFolder, provenance
+        from ..runs import RunFolder, atomic, provenance
         from ..training import TrainingConfig, preset
         from ..training.display import say
 
         try:
             run = RunFolder.open(path, writer=True)
         except UserError as error:
-            if (path / "config.json").exists():
+            with atomic.reading(path):
+                is_run = (path / "config.json").exists()
+            if is_run:
                 raise
             raise UserError(f"{str(error).removesuffix('.')}; leave out --resume to start a run there.") from None
         try:

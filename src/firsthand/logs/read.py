@@ -5,6 +5,7 @@ from pathlib import Path
 from firsthand_onboard import ControlSpec
 
 from ..errors import UserError
+from ..runs import atomic
 from .base import Log
 from .comma import read_csv
 from .episodes import read_run
@@ -13,10 +14,12 @@ from .mcap import read_mcap
 
 def read_log(path: Path, spec: ControlSpec) -> Log:
     """A run folder, a `.csv` or an `.mcap` file as the log of a robot with this specification."""
-    if path.is_dir():
+    with atomic.reading(path):
+        is_folder = path.is_dir()
+        if not path.exists():
+            raise UserError(f"{path} does not exist.")
+    if is_folder:
         return read_run(path, spec)
-    if not path.exists():
-        raise UserError(f"{path} does not exist.")
     suffix = path.suffix.lower()
     if suffix == ".csv":
         return read_csv(path, spec)

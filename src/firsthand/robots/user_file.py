@@ -36,13 +36,21 @@ def is_robot_file(name: str) -> bool:
 def split(name: str) -> tuple[Path, str]:
     """The file, made absolute, and the attribute in it; the attribute is empty where none is named."""
     path, _, attribute = name.rpartition(":") if not name.endswith(SUFFIX) else (name, "", "")
-    return Path(path).expanduser().absolute(), attribute
+    return _absolute(path), attribute
+
+
+def _absolute(path: str) -> Path:
+    """From the root, with `~` as the home folder."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:
+        raise UserError(f"{path} cannot be found, because {Path(path).parts[0]} is nobody's home folder.") from None
 
 
 def absolute_name(name: str) -> str:
     """The same robot, named so that it is found from every working directory; other names are left alone."""
     if simulator_file(name):
-        return str(Path(name).expanduser().absolute())
+        return str(_absolute(name))
     if not is_robot_file(name):
         return full_name(name)
     path, attribute = split(name)
@@ -52,7 +60,7 @@ def absolute_name(name: str) -> str:
 def short_name(name: str) -> str:
     """`my_robot-task` for a robot file, fit for a folder's name; a robot's own name is left alone."""
     if simulator_file(name):
-        return Path(name).expanduser().absolute().name
+        return _absolute(name).name
     if is_address(name):
         return f"{short_name(name.rpartition('@')[0]) or 'robot'}-remote"
     if not is_robot_file(name):
@@ -97,7 +105,7 @@ def found_again(name: str) -> str:
 
 def simulator_file(name: str) -> Path | None:
     """What describes a learned simulator, if the name means the folder of one."""
-    path = Path(name).expanduser().absolute() / "simulator.json"
+    path = _absolute(name) / "simulator.json"
     try:
         return path if path.is_file() else None
     except OSError:  # a folder that may not be read, or a name that cannot be one

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def cause(error: OSError) -> str:
     if error.errno in _CAUSES:
         return _CAUSES[error.errno]
     return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """While looking at `path`: one sentence where the system does not allow it, or the name cannot be one."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {cause(error)}.") from error
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:

@@ -31,14 +31,15 @@ _ARRAYS = ("center", "scale", "change_scale", "low", "high")
 
 def check_free(path: Path) -> None:
     """Refuse a place where a new simulator would mix with something else."""
-    if path.is_file():
-        raise UserError(f"{path} is a file; give another --out.")
-    if simulator_file(str(path)):
-        raise UserError(f"{path} already holds a simulator; give another --out.")
     leftover = (WEIGHTS,)  # of a process that was killed before it wrote the description
-    if path.is_dir() and any(e.name not in leftover and not atomic.is_temporary(e.name) for e in path.iterdir()):
-        raise UserError(f"{path} is not empty and holds no simulator; give another --out.")
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    with atomic.reading(path):
+        if path.is_file():
+            raise UserError(f"{path} is a file; give another --out.")
+        if simulator_file(str(path)):
+            raise UserError(f"{path} already holds a simulator; give another --out.")
+        if path.is_dir() and any(e.name not in leftover and not atomic.is_temporary(e.name) for e in path.iterdir()):
+            raise UserError(f"{path} is not empty and holds no simulator; give another --out.")
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"cannot write into {there}; give another --out.")
 

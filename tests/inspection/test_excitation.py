@@ -33,6 +33,40 @@ def test_positions_stay_inside_their_limits(kind: str, start: float) -> None:
     assert np.abs(np.stack(robot.positions)).max() < robot.truth.limit
 
 
+@pytest.mark.parametrize("velocities", [True, False])
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_a_mass_without_friction_is_braked_before_the_next_push(velocities: bool, noise: float) -> None:
+    truth = Truth(kind="acceleration", delay=2, lag_steps=0.2, velocities=velocities, noise=noise)
+    for seed in range(3):
+        robot = ProbeRobot(truth, seed=seed)
+        recording = pushed(robot, seed=seed)
+        assert recording.stopped == ""
+        assert np.abs(np.stack(robot.positions)).max() < truth.limit / 2
+
+
+def test_a_joint_that_rests_near_its_limit_cuts_no_push() -> None:
+    robot = ProbeRobot(Truth(gain=0.5, mixing=((1.0, 0.0), (0.0, 0.0)), noise=1e-4))
+    robot.position[1] = -2.9
+    robot.last = robot._measure()
+    recording = pushed(robot, minutes=3.0)
+    assert not any(push.cut for push in recording.pushes)
+    assert max(push.amplitude for push in recording.alone(0)) == pytest.approx(0.5)
+
+
+def test_a_position_outside_its_limits_ends_it() -> None:
+    def shove(plays: int) -> None:
+        if plays >= 120:
+            robot.position = robot.position + 0.2
+
+    robot = ProbeRobot(Truth(), before_play=shove)
+    recording = pushed(robot)
+    assert recording.stopped.startswith("p0 is 3.")
+    assert "outside its limits -3 and 3" in recording.stopped
+    assert len(recording.pushes) > 0
+    assert (robot.sent[-1] == 0.0).all()
+    assert np.abs(recording.after).max() < 3.6
+
+
 def test_a_robot_with_uneven_directions_is_brought_back() -> None:
     robot = ProbeRobot(Truth(gain=1.0, drift=0.05))
     pushed(robot, minutes=3.0)

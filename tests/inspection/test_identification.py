@@ -79,6 +79,8 @@ def test_gain_without_drift_and_in_the_unit_of_the_command() -> None:
 def test_a_mass_that_is_pushed(velocities: bool) -> None:
     truth = Truth(kind="acceleration", delay=2, gain=1.0, lag_steps=0.2, velocities=velocities)
     result = inspect(truth)
+    assert result.recording.stopped == ""
+    assert np.abs(result.recording.after[:, 0]).max() < truth.limit
     found = result.findings.channels[0]
     assert found.kind == "acceleration"
     assert found.dead_time_steps == 2

@@ -27,8 +27,14 @@ GOES_ON = 0.5
 """A position whose speed at the end of a push is this share of its mean speed goes on moving under the command."""
 EVER_FASTER = 1.4
 """One whose speed at the end is this multiple of its speed in the middle of a push is accelerated."""
+CARRIED_ON = 0.2
+"""One that has this share of its speed left after most of the opposite push has to be braked."""
 NOT_HOME, HOME = 0.05, 0.02
 """Shares of its range: from where on a position is brought back, and to where."""
+CALM = 0.005
+"""A position that would drift by less than this share of its range during a push has come to rest."""
+BEYOND = 0.02
+"""A position that is this share of its range outside a limit ends the inspection."""
 MOST_REPEATS = 32
 MOST_NEW_STARTS = 50
 """So many pushes in a row may end in a new start of the robot."""
@@ -84,8 +90,8 @@ class _Excitation:
         self.coast = self.plan.push / 4
         # Per period: so slowly that the time between two looks and a dead time do no harm.
         self.slow = 0.25 / (CHUNK + self.coast)
-        self.guarded = np.ones(len(self.index), bool)
-        self.still = np.zeros(len(self.index))
+        self.guarded = np.zeros(len(self.index), bool)
+        self.still, self.still_chunk, self.noise_chunk = (np.zeros(len(self.index)) for _ in range(3))
         self.top = np.full(spec.layout.num_commands, self.plan.levels[0])
         self.drives: dict[int, _Drive] = {}
         self.rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -151,6 +157,7 @@ class _Excitation:
             self.rows.append((np.asarray(applied[k], float), played[k], played[k + 1]))
             self.joined.append(joined or k > 0)
         self.at = self._read()
+        self._check_limits()
         if self.progress is not None:
             self.progress(min(len(self.rows), self.plan.total), self.plan.total, self.doing)
         self.speed = np.zeros(len(self.index))
@@ -159,6 +166,17 @@ class _Excitation:
         moved = (played[-1] - played[0])[self.index]
         self.speed = moved / CHUNK
         return moved
+
+    def _check_limits(self) -> None:
+        """End the inspection when a position is clearly where it must not be: what was meant to prevent it failed."""
+        beyond = BEYOND * self.range
+        outside = self.guarded & ((self.at < self.low - beyond) | (self.at > self.high + beyond))
+        if outside.any():
+            i = int(np.argmax(outside))
+            raise _Stop(
+                f"{self.spec.layout.measured[self.index[i]]} is {self.at[i]:.3g}, outside its limits {self.low[i]:g} "
+                f"and {self.high[i]:g}; the command is neutral, and a smaller --amplitude may help."
+            )
 
     def _joined(self, measured: np.ndarray) -> bool:
         """Whether the robot is where it was; an angle may be counted from another turn."""
@@ -196,7 +214,9 @@ class _Excitation:
         windows = path[self.plan.push :: CHUNK] - path[: -self.plan.push : CHUNK]
         rounding = 8 * np.finfo(np.float32).eps * np.abs(np.stack([self.low, self.high])).max(axis=0)
         self.still = 6 * np.sqrt(np.mean(windows**2, axis=0)) + rounding
-        self.still_chunk = 3 * np.sqrt(np.mean((path[CHUNK:] - path[:-CHUNK]) ** 2, axis=0)) + rounding
+        chunks = path[CHUNK:] - path[:-CHUNK]
+        self.still_chunk = 3 * np.sqrt(np.mean(chunks**2, axis=0)) + rounding
+        self.noise_chunk = 3 * np.std(chunks, axis=0) + rounding  # without drift
         inside = (self.at > self.low) & (self.at < self.high)
         self.guarded = inside & (np.ptp(path, axis=0) < WANDERS * self.range)
         self.home = self.at
@@ -264,6 +284,7 @@ class _Excitation:
         self, channel: int, fraction: float | np.ndarray, *, tossed: bool = False, steps: int | None = None
     ) -> Push:
         """Push, take it back, rest."""
+        self._wait()
         fractions = np.zeros_like(self.half)
         fractions[slice(None) if channel == TOGETHER else channel] = fraction
         wanted = self.plan.push if steps is None else steps
@@ -286,65 +307,88 @@ class _Excitation:
             self._after_new_start()
             return push
         self.new_starts = 0
-        if channel != TOGETHER:
-            self._learn(channel, push, np.stack(seen), before)
         if (np.abs(moved) > self.still).any():
-            self._take_back(fractions, moved, push.steps)
+            back = self._take_back(fractions, moved, push.steps)
+            if channel != TOGETHER:
+                self._learn(channel, push, np.stack(seen), np.asarray(back), before)
         largest = np.abs(seen).max(axis=0)
         self._settle(largest)
         if self._go_home():
             self._settle(largest)
         return push
 
-    def _learn(self, channel: int, push: Push, seen: np.ndarray, before: np.ndarray) -> None:
-        """Which position a channel moves, in which direction, and whether it goes on moving, or ever faster."""
+    def _learn(self, channel: int, push: Push, seen: np.ndarray, back: np.ndarray, before: np.ndarray) -> None:
+        """Which position a channel moves, in which direction, and whether it stops by itself.
+
+        What only an opposite command stops still moves on when most of the push has been taken back.
+        """
         moved = seen.sum(axis=0)
-        if not (np.abs(moved) > self.still).any() or len(seen) < 4:
+        if len(seen) < 4:
             return
         most = int(np.argmax(np.abs(moved) / self.range))
-        last, middle = seen[-1, most], seen[len(seen) // 2, most]
+        last = seen[-1, most]
         if np.abs(before[most]) * CHUNK > 0.2 * np.abs(seen[:, most]).max():
             return  # it was still moving: what it did is not the push's doing alone
+        known = self.drives.get(channel)
+        braked = known is not None and np.isfinite(known.braking)
         if abs(last) * len(seen) < GOES_ON * abs(moved[most]) or not self.guarded[most]:
-            self.drives.pop(channel, None)
+            if not braked:
+                self.drives.pop(channel, None)
             return
+        late = 3 * len(seen) // 4 - 1
+        left = np.sign(last) * back[late, most] if late < len(back) else -abs(last)
+        if abs(left - CARRIED_ON * abs(last)) < self.noise_chunk[most]:
+            return  # noise hides which it is
+        carried_on = left > CARRIED_ON * abs(last)
+        if braked and not carried_on:
+            return  # what had to be braked once does not stop by itself
         direction = float(np.sign(moved[most]) * push.sign)
-        braking = abs(last) / CHUNK / push.steps if abs(last) > EVER_FASTER * abs(middle) else np.inf
+        braking = abs(last) / CHUNK / push.steps if carried_on else np.inf
         self.drives[channel] = _Drive(most, direction, braking / push.amplitude)
 
     def _leads_out(self, position: np.ndarray, seen: list[np.ndarray]) -> bool:
         """Whether a position would come near a limit, or go too far, before the robot can be stopped.
 
-        What gets ever faster needs as long to be stopped as it has been pushed.
+        What gets ever faster needs as long to be stopped as it has been pushed; what is known to have to be braked also
+        gets faster until that takes effect. What rests near a limit, apart from noise,
+        leads nowhere.
         """
         step, moved = seen[-1], np.sum(seen, axis=0)
         faster = np.abs(step) > EVER_FASTER * np.abs(seen[len(seen) // 2])
-        periods = np.where(faster, self.coast + CHUNK + len(seen) * CHUNK / 2, self.coast)
+        pushed = len(seen) * CHUNK
+        growth = np.ones(len(self.index))
+        for drive in self.drives.values():
+            if np.isfinite(drive.braking):
+                growth[drive.position] = 1 + (CHUNK + self.coast) / pushed
+        periods = np.where(faster, growth * (self.coast + CHUNK + pushed / 2), self.coast)
         ahead = step / CHUNK * periods
         margin = MARGIN * self.range
-        near = ((position + ahead > self.high - margin) & (step > 0)) | (
-            (position + ahead < self.low + margin) & (step < 0)
+        near = ((position + ahead > self.high - margin) & (step > self.noise_chunk)) | (
+            (position + ahead < self.low + margin) & (step < -self.noise_chunk)
         )
         far = np.abs(moved + ahead) > MOST_TRAVEL * self.range
         return bool((self.guarded & (near | far)).any())
 
-    def _take_back(self, fractions: np.ndarray, moved: np.ndarray, steps: int) -> None:
-        """The opposite command, until the position that moved most is back, at most as long as the push."""
+    def _take_back(self, fractions: np.ndarray, moved: np.ndarray, steps: int) -> list[np.ndarray]:
+        """The opposite command, until the position that moved most is back, at most as long as the push; the motion."""
         most = int(np.argmax(np.abs(moved) / self.range))
         position, start, direction = moved[most], len(self.rows), np.sign(moved[most])
+        seen: list[np.ndarray] = []
         while len(self.rows) - start < steps:
             step = self._play(-fractions)
             if step is None:
-                return
+                break
+            seen.append(step)
             position += step[most]
             if direction * (position + step[most] / CHUNK * self.coast / 2) <= 0:
-                return
+                break
             if direction * step[most] < 0 and self._leads_out(self.at, [step]):
-                return
+                break
+        return seen
 
     def _go_home(self) -> bool:
         """Bring positions that pushes have led away back to where they were at first; whether there were any."""
-        if not any(abs(self._away(d)) > NOT_HOME for d in self.drives.values()):
+        if not any(abs(self._away(d)) > NOT_HOME or self._to_brake(d) for d in self.drives.values()):
             return False
         start = len(self.rows)
         while len(self.rows) - start < 12 * self.plan.push:
@@ -355,12 +399,21 @@ class _Excitation:
                     wanted = self.slow**2 * away * self.range[drive.position] / drive.braking
                 else:
                     wanted = np.sign(away)
-                if abs(away) > HOME:
+                if abs(away) > HOME or self._to_brake(drive):
                     top = self.top[channel]
                     fractions[channel] = -drive.direction * np.clip(wanted, -top, top)
             if not fractions.any() or self._play(fractions) is None:
                 break
         return True
+
+    def _to_brake(self, drive: _Drive) -> bool:
+        """Whether a position moves that does not stop by itself."""
+        return bool(np.isfinite(drive.braking) and self._moving()[drive.position])
+
+    def _moving(self) -> np.ndarray:
+        """Which guarded positions move, beyond noise, so that they would go somewhere during a push."""
+        moving = np.abs(self.speed) > np.maximum(CALM * self.range / self.plan.push, self.still_chunk / CHUNK)
+        return self.guarded & moving
 
     def _away(self, drive: _Drive) -> float:
         """Where a position is heading, from where it was at first, as a share of its range.
@@ -381,6 +434,13 @@ class _Excitation:
             if self._leads_out(self.at, [step]):
                 return
         self._play(np.zeros_like(self.half))
+
+    def _wait(self) -> None:
+        """Neutral before a push until no position moves, at most for two lengths of a push."""
+        start = len(self.rows)
+        while self._moving().any() and len(self.rows) - start < 2 * self.plan.push:
+            if self._play(np.zeros_like(self.half)) is None:
+                return
 
     def _moved(self, pushes: list[Push]) -> np.ndarray:
         """Half the difference between a push and its opposite: drift drops out."""

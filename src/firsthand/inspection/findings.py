@@ -158,16 +158,25 @@ def _channel(
     if onset is None:
         return ChannelFindings(name, responds=False, amplitude=amplitude)
     pushes = _longest(pushes)
+    stands_still = noise is not None
     responses = [
-        step_response(recording, pushes, quantity_of(spec, i), motion, period_s=period, half_range=half_range)
+        step_response(
+            recording,
+            pushes,
+            quantity_of(spec, i),
+            motion,
+            stands_still=stands_still,
+            period_s=period,
+            half_range=half_range,
+        )
         for i in range(len(spec.layout.position))
     ]
     extent = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
-    early = slice(None) if noise is not None else slice(0, onset.steps + 4)
+    early = slice(None) if stands_still else slice(0, onset.steps + 4)
     size = [np.nanmax(np.abs(r.position[early])) / e for r, e in zip(responses, extent, strict=True)]
     most = int(np.argmax(size))
     quantity, response = quantity_of(spec, most), responses[most]
-    kind = kind_of(response, stands_still=noise is not None)
+    kind = kind_of(response, stands_still=stands_still)
     values = response.of(kind)
     late = last_quarter(len(values)) if kind != "acceleration" else slice(min(onset.steps + 1, len(values) - 1), None)
     final = float(np.nanmean(values[late]))
@@ -178,6 +187,7 @@ def _channel(
         motion,
         recording.alone(channel),
         dead=onset.steps,
+        stands_still=stands_still,
         period_s=period,
         half_range=half_range,
     )

@@ -96,10 +96,14 @@ def step_response(
     quantity: Quantity,
     motion: FreeMotion,
     *,
+    stands_still: bool,
     period_s: float,
     half_range: float,
 ) -> StepResponse:
-    """The mean over pushes of one amplitude, each taken with its sign and counted in the direction of +."""
+    """The mean over pushes of one amplitude, each taken with its sign and counted in the direction of +.
+
+    Where no rates are measured, what a robot that stands still does by itself is to go on as it moves.
+    """
     steps = min(p.steps for p in pushes)
     starts, signs = np.asarray([p.start for p in pushes]), np.asarray([p.sign for p in pushes])
     path = paths(recording, starts, steps)
@@ -108,6 +112,8 @@ def step_response(
     surprise = motion.surprise[np.minimum(starts[:, None] + np.arange(steps), len(recording) - 1)]
     if quantity.velocity is not None:
         added = surprise[:, :, quantity.velocity] / period_s
+    elif stands_still:
+        added = np.diff(rate, axis=1, prepend=0.0) / period_s
     else:
         added = surprise[:, :, quantity.position] / period_s**2
     return StepResponse(
@@ -183,6 +189,7 @@ def long_run(
     steps: int,
     dead: int,
     period_s: float,
+    stands_still: bool,
 ) -> Float[np.ndarray, " pushes"]:
     """What a constant command leads to, one number per push: displacement, rate or acceleration."""
     path = paths(recording, starts, steps)
@@ -198,7 +205,15 @@ def long_run(
     rows = np.minimum(starts[:, None] + np.arange(min(dead + 1, steps - 1), steps), len(recording) - 1)
     if quantity.velocity is not None:
         return motion.surprise[rows, quantity.velocity].mean(axis=1) / period_s
+    if stands_still and steps - dead > 3:
+        return _curvature(path[:, dead:, quantity.position]) / period_s**2
     return motion.surprise[rows, quantity.position].mean(axis=1) / period_s**2
+
+
+def _curvature(position: Float[np.ndarray, "pushes steps"]) -> Float[np.ndarray, " pushes"]:
+    """The constant second difference that fits best: less noisy than their mean, which only the ends decide."""
+    time = np.arange(position.shape[1])
+    return 2 * (np.linalg.pinv(np.vander(time, 3)) @ position.T)[0]
 
 
 def gain_curve(
@@ -209,6 +224,7 @@ def gain_curve(
     pushes: tuple[Push, ...],
     *,
     dead: int,
+    stands_still: bool,
     period_s: float,
     half_range: float,
 ) -> tuple[GainPoint, ...]:
@@ -218,14 +234,15 @@ def gain_curve(
     """
     steps = recording.push_steps
     quiet = np.arange(1, max(recording.rest - steps, 2), max(steps // 4, 1))
-    at_rest = long_run(kind, quantity, recording, motion, quiet, steps, dead, period_s)
+    at_rest = long_run(kind, quantity, recording, motion, quiet, steps, dead, period_s, stands_still)
     at_rest = at_rest[np.isfinite(at_rest)]
     drift, spread = (at_rest.mean(), at_rest.std()) if len(at_rest) else (0.0, 0.0)
     found: dict[float, np.ndarray] = {}
     for fraction in sorted({p.fractions[p.channel] for p in pushes}):
         same = [p for p in pushes if p.fractions[p.channel] == fraction and p.steps >= 0.6 * steps]
         values = [
-            long_run(kind, quantity, recording, motion, np.asarray([p.start]), p.steps, dead, period_s)[0] for p in same
+            long_run(kind, quantity, recording, motion, np.asarray([p.start]), p.steps, dead, period_s, stands_still)[0]
+            for p in same
         ]
         found[fraction] = np.asarray([v for v in values if np.isfinite(v)])
     if kind == "acceleration":  # what the robot does by itself differs from push to push, not only in size

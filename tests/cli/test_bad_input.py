@@ -6,10 +6,13 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from firsthand.cli import main
+from firsthand.cli.evaluate import check_speed
+from firsthand.errors import UserError
 
 from .conftest import EPISODES, Firsthand
 
@@ -125,13 +128,6 @@ def test_options_that_do_not_fit_the_robot(refusal: Callable) -> None:
         "payload is 5 kg, but the soft arm carries at most"
     )
     assert refusal("train", "excavator", "--authority", "0.3").startswith("authority is for a robot across the network")
-
-
-@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e-9", "100"])
-def test_a_speed_that_cannot_be(value: str, refusal: Callable) -> None:
-    assert refusal("evaluate", "anything", "--speed", value).startswith(
-        f"speed is {float(value)}, but must lie between"
-    )
 
 
 @pytest.mark.parametrize(
@@ -267,6 +263,20 @@ def test_evaluating_what_is_not_there(run: Path, refusal: Callable) -> None:
     for episode in ("99", "0", "-1"):
         said = refusal("evaluate", run, "--episode", episode)
         assert said == f"episode is {episode}, but {run} holds episodes 1 to {EPISODES}."
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e-9", "100"])
+def test_a_speed_that_cannot_be(value: str, run: Path, refusal: Callable) -> None:
+    said = refusal("evaluate", run, "--speed", value)
+    assert said == f"speed is {float(value)}, but must lie between 0.005 and 10 m/s."
+
+
+def test_the_speeds_that_can_be_asked_for_are_those_of_the_task() -> None:
+    degrees = SimpleNamespace(evaluation_speed=90.0, unit="°")
+    for speed in (None, 0.9, 400.0, 1800.0):
+        check_speed(speed, degrees)
+    with pytest.raises(UserError, match=r"speed is 0\.1, but must lie between 0\.9 and 1800 °/s\.$"):
+        check_speed(0.1, degrees)
 
 
 def test_a_run_without_an_episode(run: Path, refusal: Callable) -> None:

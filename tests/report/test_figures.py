@@ -1,5 +1,7 @@
 """The figures from plain data: several runs in one figure, zeros, nulls, and the numbers behind them."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,20 @@ def test_a_wild_path_does_not_hide_the_reference():
     width, height = figure.get_size_inches() * (box.width, box.height)
     assert np.diff(axes.get_xlim())[0] / width == pytest.approx(np.diff(axes.get_ylim())[0] / height)
     save(figure)
+
+
+def test_a_long_reference_is_drawn_once_and_in_little_memory():
+    way = np.linspace(0.0, 1.0, 4000)
+    there = np.stack([way, np.sin(3 * way)], axis=1)
+    back = np.concatenate([there, there[::-1]])
+    turn = np.linspace(0.0, 2 * np.pi, 8000)
+    circle = np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    tracemalloc.start()
+    figure = path_grid([[PathPanel("", ((path, path),), 0.0) for path in (back, circle)]], PathAxes(("x", "z"), True))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [np.size(axes.lines[1].get_xdata()) for axes in figure.axes] == [4000, 8000]
+    assert peak < 50e6  # all pairs of points are 256 MB
 
 
 def test_tick_labels_are_plain_numbers():

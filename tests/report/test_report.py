@@ -18,12 +18,13 @@ from firsthand.evaluation.oracle import OracleResult
 from firsthand.plants.base import AbstractPlant
 from firsthand.plants.probes import ScalarPlant
 from firsthand.report import figures_of, write_comparison, write_report
-from firsthand.report.gather import gather
+from firsthand.report.gather import gather, reproduction
 from firsthand.report.page import render
 from firsthand.robots import registry
 from firsthand.runs import RunFolder
 from firsthand.tasks import excavator_task
 from firsthand.training import Trainer, TrainingConfig
+from firsthand.training.origin import InitFrom, TakenLog
 from firsthand.training.restore import RestoredRun
 
 HOSTILE = "excavator<script>alert('$x$')</script>&\"quoted\""
@@ -365,3 +366,13 @@ def test_a_comparison_says_which_reference_was_not_followed_to_its_end(arm, tmp_
     text = Page(write_comparison(runs).read_text("utf-8")).text
     assert "two, [/x]: only 3 of 30 steps were followed." in text
     assert "one, [/x]" not in text
+
+
+def test_the_command_for_the_same_run_names_what_it_started_from(finished):
+    restored = RestoredRun.open(finished)
+    taken = TakenLog("/logs/a b.csv", "0" * 64, rows=9, taken=8)
+    origin = {"init_from": InitFrom("/runs/old", 3, "0" * 64, "model"), "data": (taken,)}
+    started = dataclasses.replace(restored, config=dataclasses.replace(restored.config, **origin))
+    command, _ = reproduction(started, 2)
+    assert command.endswith(" --init-from /runs/old --init model --data '/logs/a b.csv'")
+    assert "--init-from" not in reproduction(restored, 2)[0]

@@ -4,14 +4,14 @@ import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
 
-SLOWEST, FASTEST = 0.01, 5.0
-"""Speeds in m/s that can be asked for. Slower than this a reference has more steps than memory."""
+SLOWEST, FASTEST = 0.01, 20.0
+"""Speeds that can be asked for, over the task's own. Slower than this a reference has more steps than memory."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Evaluate:
     newest: Annotated[bool, arg(help_behavior_hint="")] = False
     """Take the result of the last update, which has not run on the robot yet."""
     speed: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
-    """Speed along the references in m/s; by default the task's (0.5 for the excavator)."""
+    """Speed along the references in m/s, or in the task's own unit; by default the task's (0.5 for the excavator)."""
     on: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
     """Follow them with another robot of the same control specification: the one a simulator imitates, for example."""
     authority: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
@@ -37,8 +37,6 @@ class Evaluate:
 
     def run(self) -> int:
         """Evaluate and print."""
-        if self.speed is not None and not SLOWEST <= self.speed <= FASTEST:  # NaN is not inside either
-            raise UserError(f"speed is {self.speed}, but must lie between {SLOWEST} and {FASTEST} m/s.")
         if self.newest and self.episode is not None:
             raise UserError(f"--newest and --episode {self.episode} name two policies; give one of them.")
         from ..evaluation import evaluate
@@ -51,6 +49,7 @@ class Evaluate:
         policy = restored.newest_policy() if self.newest else restored.policy(self.episode)
         if self.on is not None:
             restored = restored.on(self.on)
+        check_speed(self.speed, restored.task)
         with closing(restored.robot()) as robot:
             set_authority(robot, self.authority)
             result = evaluate(robot, policy, speed=self.speed)
@@ -63,3 +62,10 @@ class Evaluate:
         else:
             print_evaluation(restored, result, oracle)
         return 0
+
+
+def check_speed(speed: float | None, task: Any) -> None:
+    """Raise `UserError` for a speed far from what the task's references are made for."""
+    least, most = SLOWEST * task.evaluation_speed, FASTEST * task.evaluation_speed
+    if speed is not None and not least <= speed <= most:  # NaN is not inside either
+        raise UserError(f"speed is {speed}, but must lie between {least:g} and {most:g} {task.unit}/s.")

@@ -178,4 +178,8 @@ def reproduction(restored: RestoredRun, episodes: int) -> tuple[str, list[str]]:
             words += [f"--{name.replace('_', '-')}", str(value)]
         else:
             others.append(f"{name} = {value}")
+    if config.init_from is not None:
+        words += ["--init-from", config.init_from.path, "--init", config.init_from.parts]
+    if config.data:
+        words += ["--data", *(log.path for log in config.data)]
     return shlex.join(words), others

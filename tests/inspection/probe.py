@@ -35,6 +35,8 @@ class Truth:
     neutral: float = 0.0
     limit: float = 3.0
     start: float = 0.0
+    steps: int = 100
+    """Control steps per trajectory; a push takes a fifth."""
 
 
 def probe_spec(truth: Truth) -> ControlSpec:
@@ -61,7 +63,7 @@ def probe_spec(truth: Truth) -> ControlSpec:
             (-truth.limit,) * positions,
             (truth.limit,) * positions,
         ),
-        reference=ReferenceSpec(space="output", steps=100, rate_low=(-1.0,), rate_high=(1.0,)),
+        reference=ReferenceSpec(space="output", steps=truth.steps, rate_low=(-1.0,), rate_high=(1.0,)),
     )
 
 
@@ -132,6 +134,30 @@ class ProbeRobot(AbstractRobot):
 
     def restore(self, snapshot: Any) -> None:
         pass
+
+
+class UnstableRobot(ProbeRobot):
+    """Falls away from zero by a tenth per period; ends where it is more than 0.2 away, and starts anew near zero."""
+
+    def _step(self, command: np.ndarray) -> None:
+        self.sent.append(command)
+        self.line.append(command)
+        u = self.line.pop(0)
+        self.position = 1.1 * self.position + PERIOD_S * self.truth.gain * u + 1e-4 * self.rng.normal(size=1)
+
+    def play(self, commands: np.ndarray) -> np.ndarray:
+        rows = np.full((len(commands) + 1, 1), np.nan, np.float32)
+        rows[0] = self.last
+        for k, command in enumerate(commands):
+            self._step(np.asarray(command, float))
+            self.last = self._measure()
+            if abs(self.position[0]) > 0.2:
+                self.position = 0.01 * self.rng.normal(size=1)
+                self.line = [np.zeros(1)] * self.truth.delay
+                self.last = self._measure()
+                break
+            rows[k + 1] = self.last
+        return rows
 
 
 def _unused(*_: Any) -> Any:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from firsthand.inspection import Inspection, InspectionSettings, conclude, excite
 
-from .probe import PERIOD_S, ProbeRobot, Truth
+from .probe import PERIOD_S, ProbeRobot, Truth, UnstableRobot
 
 
 def inspect(truth: Truth, *, minutes: float = 2.0, seed: int = 0, amplitude: float = 0.5) -> Inspection:
@@ -47,6 +47,27 @@ def test_a_dead_band_does_not_pass_for_dead_time(delay: int, band: float, gain: 
         assert edge.silent <= band <= edge.responding
         assert edge.edge == pytest.approx(band, abs=0.02)
     assert found.gain_plus == pytest.approx(gain, rel=0.08)
+
+
+@pytest.mark.parametrize("kind", ["position", "rate"])
+def test_the_gain_of_a_slow_robot_is_read_from_pushes_that_went_on(kind: str) -> None:
+    truth = Truth(kind=kind, gain=0.8, delay=2, lag_steps=8.0, steps=125)
+    found = inspect(truth, minutes=3.0).findings.channels[0]
+    # What is left of the lag in the last quarter of a push of 25 periods.
+    settled = 1 - np.exp(-(np.arange(20, 26) - 2) / 8.0).mean()
+    assert found.gain_plus == pytest.approx(0.8 * settled, rel=0.02)
+    assert found.gain_minus == pytest.approx(0.8 * settled, rel=0.02)
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_pushes_that_end_early_do_not_hide_the_dead_time(delay: int) -> None:
+    for seed in range(4):
+        truth = Truth(delay=delay, gain=0.3, limit=0.3)
+        robot, wanted = UnstableRobot(truth, seed=seed), InspectionSettings(2.0, 0.5, seed)
+        recording = excite(robot, wanted)
+        assert any(push.steps < 5 for push in recording.pushes if push.tossed)
+        found = conclude("probe", robot.task.spec, wanted, recording).findings.channels[0]
+        assert found.dead_time_steps in (delay, delay + 1)
 
 
 def test_settling_time_of_a_first_order_lag() -> None:

@@ -62,19 +62,22 @@ def _begins(
         return None
     starts = np.asarray([p.start for p in pushes])
     signs = np.asarray([p.sign for p in pushes])
-    steps = max(min(p.steps for p in pushes), 2)
+    steps = recording.push_steps
+    over = np.arange(steps) >= np.asarray([p.steps for p in pushes])[:, None]
     rounding = _rounding(recording)
     rows = np.minimum(starts[:, None] + np.arange(steps), len(recording) - 1)
     earlier = motion.surprise[starts[:, None] - np.arange(1, CHUNK + 1)]
     quiet = np.sqrt(np.nanmean(earlier**2, axis=(0, 1)))
-    shows = _shows(motion.surprise[rows], signs, quiet + rounding)
+    surprise = np.where(over[:, :, None], np.nan, motion.surprise[rows])
+    shows = _shows(surprise, signs, quiet + rounding)
     if noise is not None:
         before = paths(recording, starts - CHUNK, CHUNK)
         # The mean of the measurements before the push, counted from the one at its start.
         level = before.mean(axis=1) - before[:, -1]
         moved = np.sqrt(np.nanmean((before - before[:, -1:]).reshape(-1, before.shape[-1]) ** 2, axis=0))
         quiet = np.maximum(noise, moved) * np.sqrt(1 + 1 / CHUNK)
-        shows |= _shows(paths(recording, starts, steps) - level[:, None], signs, quiet + rounding)
+        moved_on = np.where(over[:, :, None], np.nan, paths(recording, starts, steps) - level[:, None])
+        shows |= _shows(moved_on, signs, quiet + rounding)
     return shows
 
 
@@ -105,9 +108,9 @@ def _ends(recording: Recording, pushes: tuple[Push, ...]) -> Bool[np.ndarray, "s
     return np.abs(difference) > _threshold(freedom, left.shape[-1]) * error + rounding
 
 
-def _threshold(freedom: int, measured: int) -> float:
+def _threshold(freedom: int | np.ndarray, measured: int) -> np.ndarray:
     """Standard errors, estimated with so many degrees of freedom, that chance hardly reaches."""
-    return float(stats.t.isf(MISTAKE / (2 * measured), max(freedom, 1)))
+    return np.asarray(stats.t.isf(MISTAKE / (2 * measured), np.maximum(freedom, 1)))
 
 
 def _rounding(recording: Recording) -> Float[np.ndarray, " measured"]:
@@ -127,5 +130,5 @@ def _shows(
     return (
         enough
         & (np.abs(mean) > AGAINST_NOISE * noise / np.sqrt(count))
-        & (np.abs(mean) > _threshold(len(signs) - 1, values.shape[-1]) * np.sqrt(spread / count))
+        & (np.abs(mean) > _threshold(count - 1, values.shape[-1]) * np.sqrt(spread / count))
     )

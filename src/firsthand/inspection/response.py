@@ -233,13 +233,16 @@ def gain_curve(
     Standard errors come from the same measure taken where the robot rested, and from repeats.
     """
     steps = recording.push_steps
+    enough = {p.fractions[p.channel] for p in pushes if p.steps == steps}
     quiet = np.arange(1, max(recording.rest - steps, 2), max(steps // 4, 1))
     at_rest = long_run(kind, quantity, recording, motion, quiet, steps, dead, period_s, stands_still)
     at_rest = at_rest[np.isfinite(at_rest)]
     drift, spread = (at_rest.mean(), at_rest.std()) if len(at_rest) else (0.0, 0.0)
     found: dict[float, np.ndarray] = {}
     for fraction in sorted({p.fractions[p.channel] for p in pushes}):
-        same = [p for p in pushes if p.fractions[p.channel] == fraction and p.steps >= 0.6 * steps]
+        # A shortened push may not have settled: it counts only where none went on.
+        least = steps if fraction in enough else 0.6 * steps
+        same = [p for p in pushes if p.fractions[p.channel] == fraction and p.steps >= least]
         values = [
             long_run(kind, quantity, recording, motion, np.asarray([p.start]), p.steps, dead, period_s, stands_still)[0]
             for p in same

@@ -37,6 +37,7 @@ class Truth:
     start: float = 0.0
     steps: int = 100
     """Control steps per trajectory; a push takes a fifth."""
+    period_s: float = PERIOD_S
 
 
 def probe_spec(truth: Truth) -> ControlSpec:
@@ -46,7 +47,7 @@ def probe_spec(truth: Truth) -> ControlSpec:
     ones = (1.0,) * len(measured)
     return ControlSpec(
         robot="probe",
-        period_s=PERIOD_S,
+        period_s=truth.period_s,
         layout=StateLayout(
             measured=measured,
             position=tuple(range(positions)),
@@ -114,13 +115,13 @@ class ProbeRobot(AbstractRobot):
         effect = truth.gain * self.mixing @ self.lagged
         if truth.kind == "position":
             new = effect + truth.start
-            self.position, self.rate = new, (new - self.position) / PERIOD_S
+            self.position, self.rate = new, (new - self.position) / truth.period_s
         elif truth.kind == "rate":
             self.rate = effect + truth.drift
-            self.position = self.position + PERIOD_S * self.rate
+            self.position = self.position + truth.period_s * self.rate
         else:
-            self.rate = self.rate + PERIOD_S * effect
-            self.position = self.position + PERIOD_S * self.rate
+            self.rate = self.rate + truth.period_s * effect
+            self.position = self.position + truth.period_s * self.rate
         self.positions.append(self.position)
 
     def run_episode(self, policy: Any, goals: Any, excitation: Any = None) -> Any:

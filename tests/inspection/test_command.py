@@ -13,7 +13,7 @@ from firsthand.cli import main
 from firsthand.robots.registry import ROBOTS, RobotSource
 from firsthand.tasks.base import Task
 
-from .probe import ProbeRobot, Truth
+from .probe import PERIOD_S, ProbeRobot, Truth
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ def test_what_is_written(run: Any, tmp_path: Path) -> None:
     data = json.loads((folder / "inspection.json").read_text())
     channel = data["channels"][0]
     assert channel["dead_time_steps"] == 3
+    assert channel["dead_time_s"] == pytest.approx({"seen_after": 3 * PERIOD_S, "at_most": 4 * PERIOD_S})
     assert channel["response_unit"] == "p0 per s"
     assert len(channel["static_gain"]["response"]) == len(channel["static_gain"]["command_from_neutral"])
     assert data["proposal"]["command_memory"] > data["proposal"]["now"]["command_memory"]
@@ -81,6 +82,7 @@ def test_ctrl_c_reports_what_was_learned(run: Any, tmp_path: Path) -> None:
         (("--amplitude", "1.5"), "amplitude is 1.5, but must be above 0 and at most 1"),
         (("--minutes", "-1"), "minutes is -1, but must be a positive number"),
         (("--minutes", "0.1"), "minutes is 0.1, but 1 command channels"),
+        (("--seed", "5000000000"), "seed is 5000000000, but must lie between 0 and 4294967295"),
         (("--out", "file"), "cannot make the folder file: a file has that name"),
     ],
 )

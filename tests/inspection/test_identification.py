@@ -1,5 +1,7 @@
 """What `firsthand inspect` reports, against robots whose answers are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
@@ -68,6 +70,14 @@ def test_pushes_that_end_early_do_not_hide_the_dead_time(delay: int) -> None:
         assert any(push.steps < 5 for push in recording.pushes if push.tossed)
         found = conclude("probe", robot.task.spec, wanted, recording).findings.channels[0]
         assert found.dead_time_steps in (delay, delay + 1)
+
+
+def test_a_robot_that_is_sampled_fast_is_pushed_long_enough() -> None:
+    truth = Truth(gain=0.8, lag_steps=60.0, steps=2500, period_s=0.001)
+    found = inspect(truth, minutes=0.5).findings.channels[0]
+    assert found.kind == "rate"
+    assert found.gain_plus == pytest.approx(0.8, rel=0.02)
+    assert found.rise_steps == pytest.approx(2 + 60, abs=2.0)
 
 
 def test_settling_time_of_a_first_order_lag() -> None:
@@ -152,6 +162,10 @@ def test_a_robot_that_is_sampled_too_slowly_is_offered_a_shorter_period() -> Non
     proposal = inspect(Truth(kind="position", delay=0, lag_steps=1.0)).proposal
     assert proposal is not None
     assert proposal.period_s < PERIOD_S
+    spec = ProbeRobot(Truth()).task.spec
+    assert proposal.snippet(spec).startswith(f"# period_s={proposal.period_s:g}, change the environment's dt first")
+    kept = replace(proposal, period_s=PERIOD_S)
+    assert kept.snippet(spec).startswith(f"period_s={PERIOD_S:g},\n")
     # The memory is counted in the proposed periods: it covers the same time.
     assert proposal.command_memory * proposal.period_s >= 0.9 * PERIOD_S
 

@@ -46,7 +46,7 @@ class ChannelFindings:
     kind: Kind | None = None
     """What a constant command sets in the long run: a position, a rate or an acceleration."""
     dead_time_steps: int | None = None
-    """Whole control periods before anything shows; the dead time lies between this many and one more."""
+    """Whole control periods before anything shows; the true dead time is at most one more, and may be less."""
     rise_steps: float = float("nan")
     """Periods from the command to 63 % of the response, dead time included."""
     settling_steps: float = float("nan")

@@ -107,7 +107,10 @@ class Inspection:
             "kind": channel.kind,
             "response_unit": self.unit(channel),
             "dead_time_steps": dead,
-            "dead_time_s": {"at_least": self.seconds(dead), "below": self.seconds(None if dead is None else dead + 1)},
+            "dead_time_s": {
+                "seen_after": self.seconds(dead),
+                "at_most": self.seconds(None if dead is None else dead + 1),
+            },
             "rise_time_s": self.seconds(channel.rise_steps),
             "lag_s": self.seconds(channel.lag_steps),
             "settling_time_s": self.seconds(channel.settling_steps),

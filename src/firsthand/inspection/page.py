@@ -65,10 +65,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _channels(inspection: Inspection) -> str:
     text = (
-        "Dead time: whole control periods in which a command does not show in any measurement; the true dead time lies "
-        "between the two times. Other times count from the command, too. − and + are the two directions of the "
-        "command. “Pushed to” is a share of half the command range. Gains are in the unit of the response per unit of "
-        "command, from the edge of the dead band."
+        "Dead time: whole control periods in which a command does not show in any measurement; the true dead time is "
+        "at most one period more, and less where the response begins weakly. Other times count from the command, too. "
+        "− and + are the two directions of the command. “Pushed to” is a share of half the command range. Gains are in "
+        "the unit of the response per unit of command, from the edge of the dead band."
     )
     tables = [
         _table([heading.replace("\n", " ") for heading in head], rows)

@@ -33,9 +33,12 @@ class Proposal:
     def snippet(self, spec: ControlSpec) -> str:
         """Python fields, ready to be pasted."""
         scales = spec.scales
+        period = f"period_s={self.period_s:g},"
+        if self.period_s != spec.period_s:  # the field only tells how long a step of the robot takes
+            period = f"# {period} change the environment's dt first; what follows is counted in this period"
         return "\n".join(
             (
-                f"period_s={self.period_s:g},",
+                period,
                 f"command_memory={self.command_memory},  # a field of StateLayout",
                 f"preview={self.preview!r},",
                 "scales=Scales(",

@@ -11,6 +11,8 @@ from ..errors import UserError
 
 CHUNK = 5
 """Control periods between two looks at the robot: so soon is a push cut when a position comes near its limit."""
+LEAST_PUSH, MOST_PUSH, MOST_PUSH_S = 10, 50, 1.0
+"""A push takes a fifth of a trajectory: at least 10 control periods, at most 50 or one second, whichever is longer."""
 FIRST_SHARE = 0.04
 """The first push has this share of the largest amplitude."""
 FEWEST_LEVELS, SHORT_LEVELS, USUAL_LEVELS, MOST_LEVELS = 3, 4, 6, 9
@@ -40,8 +42,8 @@ class InspectionSettings:
             raise UserError(
                 f"amplitude is {self.amplitude:g}, but must be above 0 and at most 1, the whole half of the range."
             )
-        if self.seed < 0:
-            raise UserError(f"seed is {self.seed}, but must be 0 or more.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def _minutes(spec: ControlSpec, levels: int, repeats: int) -> float:
 
 
 def _push_steps(spec: ControlSpec) -> int:
-    return CHUNK * round(float(np.clip(spec.reference.steps / 5, 10, 50)) / CHUNK)
+    most = max(MOST_PUSH, MOST_PUSH_S / spec.period_s)
+    return CHUNK * round(float(np.clip(spec.reference.steps / 5, LEAST_PUSH, most)) / CHUNK)
 
 
 def _share(spec: ControlSpec) -> float:

@@ -31,7 +31,7 @@ def times(inspection: Inspection) -> list[tuple[str, ...]]:
                 channel.name,
                 inspection.unit(channel),
                 str(dead),
-                f"{inspection.seconds(dead):.2g}–{inspection.seconds(dead + 1):.2g}",
+                f"≤ {inspection.seconds(dead + 1):.2g}",
                 digits(inspection.seconds(channel.rise_steps)),
                 _settling(inspection, channel),
             )

@@ -31,7 +31,7 @@ class ShapeEvaluation(Experiment):
         """Errors per shape and mark, and the paths of the seed in the middle."""
         marks = MARKS[size.name]
         tables = [result.csv(SHAPES) for result in results]
-        table = {name: np.concatenate([t[name] for t in tables]) for name in tables[0]}
+        table = files.joined(tables)
         errors = {mark: _errors(table, mark, "together") for mark in marks}
         means = [float(np.mean(errors[mark])) for mark in marks]
         improves = all(b <= 1.1 * a for a, b in pairwise(means)) and means[-1] < means[0]

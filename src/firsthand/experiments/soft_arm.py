@@ -39,7 +39,7 @@ class SoftArm(Experiment):
         loss, model = gather(results, "controller_loss"), gather(results, "prediction_error")
         loss = Curves(loss.episodes, 1e4 * loss.values)
         tables = [result.csv(SHAPES) for result in results]
-        table = {name: np.concatenate([t[name] for t in tables]) for name in tables[0]}
+        table = files.joined(tables)
         marks, last = MARKS[size.name], EPISODES[size.name]
         whole = table["reference"] == "together"
         errors = {m: 100 * table["mean_error_m"][whole & (table["episode"] == m)] for m in marks}

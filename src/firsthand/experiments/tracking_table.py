@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from ..evaluation.published import PAPER_TABLE_1
 from ..report.style import INK, PALETTE, log_scale, styled
 from ..training.presets import preset
+from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
 from .baseline import SPEEDS, baseline, jobs_of, small
 from .learning import SPEEDS as SPEEDS_FILE
@@ -102,8 +103,7 @@ class TrackingTable(Experiment):
 
 
 def _table(results: list[Result]) -> dict[str, np.ndarray]:
-    tables = [result.csv(SPEEDS_FILE) for result in results]
-    return {name: np.concatenate([t[name] for t in tables]) for name in tables[0]}
+    return files.joined([result.csv(SPEEDS_FILE) for result in results])
 
 
 def _row(table: dict[str, np.ndarray], speed: float) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 SETTINGS = {
-    "fast": ("--model-steps", "20", "--policy-steps", "2", "--imagined", "2"),
+    "fast": ("--model-steps", "20", "--policy-steps", "2", "--imagined", "2", "--refinement-steps", "0"),
     "paper": ("--preset", "paper", "--model-steps", "20"),
 }
 """Small runs of both presets."""

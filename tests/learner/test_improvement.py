@@ -11,8 +11,9 @@ import pytest
 
 from firsthand.learner.buffer import Buffer, append
 from firsthand.learner.gradient import closed_loop_gradient, mean_cost
+from firsthand.learner.ground import Imagined
 from firsthand.learner.hyperparameters import Hyperparameters
-from firsthand.learner.improvement import Imagined, improve_policy
+from firsthand.learner.improvement import improve_policy
 from firsthand.learner.model_learning import initial_optimizer, learn_model
 from firsthand.learner.preconditioner import preconditioned_step
 from firsthand.learner.rollout import Rollout, imagine, residuals

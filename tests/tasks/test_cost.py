@@ -84,3 +84,26 @@ def test_a_task_checks_its_home_and_its_trajectories(make_probe_task):
     with pytest.raises(UserError, match=r"^trajectories is 0"):
         dataclasses.replace(task, trajectories=0)
     assert (task.name, task.steps, task.episode_s) == ("probe", 10, pytest.approx(6 * 10 * 0.1))
+
+
+@pytest.mark.parametrize("power", [2, 3, 4])
+def test_the_residuals_squares_add_up_to_the_cost(toy_spec, power):
+    """Also in the margins and beyond the limits; and their derivative is finite where a margin begins."""
+    cost = TrackingCost(toy_spec, length_scale=0.7, change_weight=0.03, limit_weight=0.2, limit_power=power)
+    rng = np.random.default_rng(power)
+    for _ in range(20):
+        state, command, reference = (jnp.asarray(2.5 * rng.normal(size=n)) for n in (toy_spec.layout.size, 2, 2))
+        found = jnp.sum(cost.residuals(state, command, reference) ** 2)
+        assert float(found) == pytest.approx(float(cost(state, command, reference)), rel=1e-5)
+    slopes = jax.jacfwd(cost.residuals)(jnp.zeros(toy_spec.layout.size), jnp.zeros(2), jnp.zeros(2))
+    assert np.isfinite(slopes).all()
+
+
+def test_softening_takes_from_the_limits_alone(toy_spec):
+    cost = TrackingCost(toy_spec, length_scale=1.0, change_weight=0.1, limit_weight=0.2)
+    state = jnp.asarray([3.0, 0.0, 0, 0, 0, 0, 0, 0])
+    arguments = (state, jnp.asarray([0.5, 0.0]), jnp.asarray([2.0, 0.0]))
+    rest = dataclasses.replace(cost, limit_weight=0.0)(*arguments)
+    limits = cost(*arguments) - rest
+    assert float(limits) == pytest.approx(0.2, rel=1e-4)
+    assert float(cost.softened(0.25)(*arguments)) == pytest.approx(float(rest + 0.25 * limits), rel=1e-6)

@@ -23,7 +23,14 @@ from firsthand.training.origin import InitFrom, TakenLog
 from firsthand.training.prior import Prior, gather
 
 HYPER = dataclasses.replace(
-    preset("fast"), policy_steps=2, imagined=4, model_steps=50, model_hidden=(16,), model_rate=1e-2
+    preset("fast"),
+    policy_steps=2,
+    imagined=4,
+    refinement_steps=1,
+    refinement_batch=4,
+    model_steps=50,
+    model_hidden=(16,),
+    model_rate=1e-2,
 )
 EPISODES = 9
 """With and without a log of 900 rows the buffer has the same size, so that what is compiled is shared."""

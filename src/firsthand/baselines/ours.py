@@ -25,7 +25,7 @@ from .ledger import Ledger
 from .setup import plant_and_task
 from .view import Controller, Stepper, decision_ms
 
-TINY = {"model_steps": 10, "policy_steps": 2, "imagined": 3}
+TINY = {"model_steps": 10, "policy_steps": 2, "imagined": 3, "refinement_steps": 1, "refinement_batch": 2}
 
 
 class Timed(SimulatedRobot):
@@ -113,7 +113,7 @@ class Imagining(Trainer):
     ) -> tuple[LearnerState, Improvement]:
         """The policy's update."""
         own, hyper = self.task.trajectories, self.config.hyper
-        imagined = self.imagined(record, own + hyper.imagined, rng)
+        imagined = self.imagined(record, own + hyper.imagined_in_all, rng)
         assert imagined is not None
         dreamed = _dreamed(self.state, imagined.starts[:own], imagined.previews[:own])
         rest = Imagined(imagined.starts[own:], imagined.previews[own:])

@@ -21,7 +21,17 @@ _Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Number = Annotated[float | None, arg(metavar="X", help_behavior_hint="")]
 _Switch = Annotated[bool, arg(help_behavior_hint="")]
 
-HYPERPARAMETERS = ("eta", "alpha", "epsilon", "discount", "policy_steps", "imagined", "model_steps", "model_rate")
+HYPERPARAMETERS = (
+    "eta",
+    "alpha",
+    "epsilon",
+    "discount",
+    "policy_steps",
+    "imagined",
+    "refinement_steps",
+    "model_steps",
+    "model_rate",
+)
 """The learner's settings that can be given on the command line."""
 
 
@@ -72,6 +82,8 @@ class Train:
     """Policy steps per episode."""
     imagined: _Whole = None
     """Imagined trajectories that join the measured ones in each policy step."""
+    refinement_steps: _Whole = None
+    """Gauss–Newton steps per episode, once predictions have come true for a while; 0 is never."""
     model_steps: _Whole = None
     """Adam steps on the model per episode."""
     model_rate: _Number = None

@@ -16,7 +16,13 @@ EPISODES = {"full": 400, "quick": 40, "tiny": 16}
 SPEEDS = (0.25, 0.5, 0.75, 1.0, 1.293)
 """Cruising speeds of table 1 (m/s), up to the paper's highest."""
 TINY_TASK: dict[str, Any] = {"trajectories": 2, "steps": 20, "hidden": [8, 8]}
-TINY_HYPER: dict[str, Any] = {"model_hidden": [8, 8], "model_steps": 10, "model_batch": 16, "cg_iterations": 3}
+TINY_HYPER: dict[str, Any] = {
+    "model_hidden": [8, 8],
+    "model_steps": 10,
+    "model_batch": 16,
+    "cg_iterations": 3,
+    "refinement_batch": 2,
+}
 """For the tests: nothing is learned, but everything is run."""
 MOST_TOGETHER = 4
 """Seeds in one job, at most."""

@@ -80,9 +80,9 @@ class Together:
         self.buffer = _append(self.buffer, rollout)
         imagined = []
         for i, (record, rng) in enumerate(zip(self.records, rngs, strict=True)):
-            rows = visited_rows(int(self.buffer.size[i]), hyper.imagined, rng)
+            rows = visited_rows(int(self.buffer.size[i]), hyper.imagined_in_all, rng)
             visited = np.asarray(self.buffer.states[i, rows])
-            imagined.append(imagined_starts(task, record, hyper.imagined, rng, visited))
+            imagined.append(imagined_starts(task, record, hyper.imagined_in_all, rng, visited))
         self.state, model_loss, report = _updates(
             self.state,
             self.buffer,

@@ -3,8 +3,8 @@
 from .buffer import Buffer as Buffer
 from .buffer import append as append
 from .buffer import append_rows as append_rows
+from .ground import Imagined as Imagined
 from .hyperparameters import Hyperparameters as Hyperparameters
-from .improvement import Imagined as Imagined
 from .improvement import Improvement as Improvement
 from .rollout import Rollout as Rollout
 from .state import LearnerState as LearnerState

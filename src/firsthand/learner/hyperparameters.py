@@ -34,6 +34,18 @@ class Hyperparameters:
     """First trust-region radius of further policy steps: root mean square change of commands, in half ranges."""
     radius_most: float = 0.5
     """The radius grows to at most this while predictions come true."""
+    refinement_steps: int = 0
+    """Gauss–Newton steps per episode, in place of the others once the radius is at its most; 0 is never."""
+    refinement_batch: int = 50
+    """Imagined trajectories of each of these steps, with fresh references."""
+    refinement_iterations: int = 10
+    """Iterations of conjugate gradients per Gauss–Newton step."""
+    refinement_damping: float = 1e-3
+    """λ: the least damping of a Gauss–Newton step, in units of the preconditioner's own α and ε."""
+    refinement_memory: float = 0.95
+    """The share of the last solution with which the next solve begins."""
+    refinement_limits: float = 0.03
+    """The share of the cost's joint-limit term that refinement feels."""
     excitation: float = 0.5
     """Amplitude of smooth random commands added to the policy's in the first episodes: the model must see motion."""
     excited_episodes: int = 1
@@ -69,16 +81,27 @@ class Hyperparameters:
             "radius",
             "radius_most",
             "gradient_limit",
+            "refinement_damping",
         ):
             self._check(name, lambda v: v > 0, "a positive number")
         for name in ("alpha", "excitation", "outlier"):
             self._check(name, lambda v: v >= 0, "zero or a positive number")
         self._check("discount", lambda v: 0 < v <= 1, "above 0 and at most 1")
+        self._check("refinement_memory", lambda v: 0 <= v < 1, "at least 0 and below 1")
+        self._check("refinement_limits", lambda v: 0 <= v <= 1, "between 0 and 1")
         self._check("model_rate_end", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._check("model_batch_share", lambda v: 0 <= v <= 1, "between 0 and 1")
-        for name in ("policy_steps", "cg_iterations", "model_batch", "model_batch_most", "jacobian_stride"):
+        for name in (
+            "policy_steps",
+            "cg_iterations",
+            "model_batch",
+            "model_batch_most",
+            "jacobian_stride",
+            "refinement_batch",
+            "refinement_iterations",
+        ):
             self._check(name, lambda v: isinstance(v, int) and v >= 1, "a whole number of at least 1")
-        for name in ("imagined", "model_steps", "excited_episodes"):
+        for name in ("imagined", "model_steps", "excited_episodes", "refinement_steps"):
             self._check(name, lambda v: isinstance(v, int) and v >= 0, "a whole number of at least 0")
         self._check("pace_growth", lambda v: 1 <= v <= 10, "between 1 and 10")
         if self.radius_most < self.radius:
@@ -90,6 +113,16 @@ class Hyperparameters:
             )
         if not self.model_hidden or not all(isinstance(width, int) and width >= 1 for width in self.model_hidden):
             raise UserError(f"model_hidden is {self.model_hidden}, but must list widths, whole numbers of at least 1.")
+
+    @property
+    def refines(self) -> bool:
+        """Whether the policy is ever refined: not where nothing is to be imagined."""
+        return self.refinement_steps > 0 and self.imagined > 0
+
+    @property
+    def imagined_in_all(self) -> int:
+        """Imagined trajectories that an episode's update may need."""
+        return max(self.imagined, self.refinement_steps * self.refinement_batch) if self.refines else self.imagined
 
     def _check(self, name: str, test, wanted: str) -> None:
         value = getattr(self, name)

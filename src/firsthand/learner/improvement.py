@@ -9,19 +9,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..models import Dynamics, Policy
 from .gradient import damped_gradient, mean_cost
+from .ground import Imagined, deviation, ground_of, half_range, predicted
 from .hyperparameters import Hyperparameters
 from .model_learning import keep_if
 from .preconditioner import StepReport, preconditioned_step
-from .rollout import CostFunction, Rollout, imagine, residuals
-
-
-class Imagined(eqx.Module):
-    """Where imagined trajectories start and what they follow."""
-
-    starts: Float[Array, "trajectories state"]
-    """Initial states."""
-    previews: Float[Array, "trajectories steps points outputs"]
-    """Reference previews, with fresh references."""
+from .rollout import CostFunction, Rollout
 
 
 class Improvement(NamedTuple):
@@ -56,12 +48,6 @@ def improve_policy(
     if hyper.policy_steps == 1 and imagined is None:
         return improve_on_measured(policy, dynamics, cost, rollout, hyper)
     return improve_on_model(policy, dynamics, cost, rollout, imagined, jnp.asarray(radius), hyper)
-
-
-def half_range(policy: Policy) -> Float[Array, " commands"]:
-    """Half the range of each command channel: what commands are counted in, so that every robot's are of order one."""
-    limits = policy.spec.limits
-    return (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
 
 
 def _one_step(
@@ -141,46 +127,6 @@ def _first(policy: Policy) -> _Progress:
     )
 
 
-class _Ground(NamedTuple):
-    """What the model is rolled out on: the measured trajectories, then the imagined ones."""
-
-    starts: Float[Array, "trajectories state"]
-    previews: Float[Array, "trajectories steps points outputs"]
-    missed: Float[Array, "trajectories steps state"]
-    """The measured one-step residuals; zero on imagined trajectories."""
-    applied: Float[Array, "trajectories steps commands"]
-    free: Bool[Array, "trajectories steps commands"]
-    valid: Bool[Array, "trajectories steps"]
-    """Steps that count. None does on a measured trajectory whose first step is not valid: it has no sound start."""
-
-
-def _ground(dynamics: Dynamics, rollout: Rollout, imagined: Imagined | None) -> _Ground:
-    missed = residuals(dynamics, rollout)
-    starts, previews = rollout.states[:, 0], rollout.previews
-    extra = 0
-    if imagined is not None:
-        extra = imagined.starts.shape[0]
-        starts = jnp.concat([starts, imagined.starts])
-        previews = jnp.concat([previews, imagined.previews])
-        missed = jnp.concat([missed, jnp.zeros((extra, *missed.shape[1:]))])
-    blank = jnp.zeros((extra, *rollout.commands.shape[1:]))
-    return _Ground(
-        starts,
-        previews,
-        missed,
-        applied=jnp.concat([rollout.commands, blank]),
-        free=jnp.concat([rollout.free, jnp.ones(blank.shape, bool)]),
-        valid=jnp.concat([rollout.valid & rollout.valid[:, :1], jnp.ones(blank.shape[:2], bool)]),
-    )
-
-
-def _predicted(policy: Policy, dynamics: Dynamics, on: _Ground) -> Rollout:
-    """What the model says that a policy does."""
-    predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))
-    states, commands = predict(policy, dynamics, on.starts, on.previews, on.missed, on.applied, on.free)
-    return Rollout(states, commands, on.previews, on.free, on.valid)
-
-
 BACKTRACK = 0.4
 """A step that the prediction does not bear out is shortened to this share."""
 
@@ -204,21 +150,18 @@ def improve_on_model(
     from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again. The step
     size grows with every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true.
     """
-    ground = _ground(dynamics, rollout, imagined)
+    ground = ground_of(dynamics, rollout, imagined)
     measured = rollout.states.shape[0]
-    counted = ground.valid[:measured]
-    commanded = jnp.maximum(counted.sum() * rollout.commands.shape[-1], 1)
     fastest = jnp.maximum(radius / hyper.radius, 1.0)
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
-    before = _predicted(policy, dynamics, jax.tree.map(lambda a: a[:measured], ground)).commands
+    before = predicted(policy, dynamics, jax.tree.map(lambda a: a[:measured], ground)).commands
 
     def judge(now: _Progress) -> _Progress:
-        data = _predicted(now.candidate, dynamics, ground)
+        data = predicted(now.candidate, dynamics, ground)
         value = mean_cost(cost, data)
-        change = jnp.where(counted[..., None], (data.commands[:measured] - before) / half_range(policy), 0.0)
-        deviation = jnp.sqrt(jnp.sum(change**2) / commanded)
+        moved = deviation(policy, data.commands, before, ground)
         first = now.rounds == 0
-        keep = (value < now.cost) & (deviation <= radius)  # false where the value is not finite
+        keep = (value < now.cost) & (moved <= radius)  # false where the value is not finite
 
         best = keep_if(keep, now.candidate, now.best)
 
@@ -237,7 +180,7 @@ def improve_on_model(
             best=best,
             candidate=candidate,
             cost=jnp.where(keep, value, now.cost),
-            deviation=jnp.where(keep, deviation, now.deviation),
+            deviation=jnp.where(keep, moved, now.deviation),
             steps=now.steps + (keep & ~first),
             rounds=now.rounds + 1,
             sound=now.sound & report.accepted & (jnp.isfinite(value) | ~first),

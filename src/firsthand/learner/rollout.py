@@ -1,6 +1,7 @@
 """What the robot did in one episode, and the same thing done by the model."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import equinox as eqx
 import jax
@@ -13,6 +14,26 @@ DynamicsFunction = Callable[[Float[Array, " state"], Float[Array, " commands"]],
 """f(x, u): the next state."""
 CostFunction = Callable[[Float[Array, " state"], Float[Array, " commands"], Float[Array, " outputs"]], Float[Array, ""]]
 """c(x, u, r): the cost of one step; r is the reference at that step."""
+
+
+class SquaresCost(Protocol):
+    """A cost that is a sum of squares, as refinement needs it; a `CostFunction` like any other besides."""
+
+    def __call__(
+        self, state: Float[Array, " state"], command: Float[Array, " commands"], reference: Float[Array, " outputs"], /
+    ) -> Float[Array, ""]:
+        """c(x, u, r)."""
+        ...
+
+    def residuals(
+        self, state: Float[Array, " state"], command: Float[Array, " commands"], reference: Float[Array, " outputs"], /
+    ) -> Float[Array, " residuals"]:
+        """What c is the sum of squares of."""
+        ...
+
+    def softened(self, share: float) -> "SquaresCost":
+        """The same cost with so much of its joint-limit term."""
+        ...
 
 
 class Rollout(eqx.Module):

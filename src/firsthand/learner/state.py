@@ -10,6 +10,7 @@ from firsthand_onboard import ControlSpec
 from ..models import Dynamics, Policy
 from .hyperparameters import Hyperparameters
 from .model_learning import initial_optimizer
+from .refinement import Refinement
 
 
 class LearnerState(eqx.Module):
@@ -27,6 +28,8 @@ class LearnerState(eqx.Module):
     """Trust-region radius of further policy steps, carried from episode to episode."""
     expected_cost: Float[Array, ""]
     """The mean cost that the model predicted for the policy now in use; NaN when nothing was predicted."""
+    refinement: Refinement
+    """What Gauss–Newton steps carry on."""
     refused: Int[Array, ""]
     """Updates refused so far because something was not finite or a bound did not hold."""
     refused_in_a_row: Int[Array, ""]
@@ -37,13 +40,15 @@ class LearnerState(eqx.Module):
         """Random initial weights."""
         policy_key, dynamics_key, key = jax.random.split(jax.random.key(seed), 3)
         dynamics = Dynamics.random(spec, hyper.model_hidden, key=dynamics_key)
+        policy = Policy.random(spec, key=policy_key, last_gain=hyper.initial_command)
         return LearnerState(
-            policy=Policy.random(spec, key=policy_key, last_gain=hyper.initial_command),
+            policy=policy,
             dynamics=dynamics,
             optimizer=initial_optimizer(dynamics, hyper),
             key=key,
             radius=jnp.asarray(hyper.radius, jnp.float32),
             expected_cost=jnp.asarray(jnp.nan, jnp.float32),
+            refinement=Refinement.none(policy, hyper),
             refused=jnp.zeros((), jnp.int32),
             refused_in_a_row=jnp.zeros((), jnp.int32),
         )

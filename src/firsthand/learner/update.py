@@ -1,16 +1,21 @@
 """One episode's update: the model, then the policy. What is not finite never reaches the parameters."""
 
+from typing import Any, cast
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..models import Policy
 from .buffer import Buffer
 from .gradient import mean_cost
+from .ground import Imagined
 from .hyperparameters import Hyperparameters
-from .improvement import Imagined, Improvement, improve_policy
+from .improvement import Improvement, improve_policy
 from .model_learning import ModelReport, keep_if, learn_model
-from .rollout import CostFunction, Rollout
+from .refinement import Refinement, refine_on_model
+from .rollout import CostFunction, Rollout, SquaresCost
 from .state import LearnerState
 
 
@@ -40,10 +45,16 @@ def update_policy(
     model: ModelReport,
     hyper: Hyperparameters,
 ) -> tuple[LearnerState, Improvement]:
-    """Closed-loop gradient and preconditioned step(s); counts the episodes in which an update was refused."""
-    measured = jnp.where(jnp.any(rollout.valid), mean_cost(cost, rollout), jnp.nan)  # nothing seen is no good episode
-    radius = adapted_radius(state, measured, hyper)
-    policy, report = improve_policy(state.policy, state.dynamics, cost, rollout, imagined, radius, hyper)
+    """Closed-loop gradient and preconditioned step(s), or refinement; counts the episodes with a refused update.
+
+    `imagined` holds `hyper.imagined_in_all` trajectories, or is None.
+    """
+    measured = mean_cost(cost, rollout)
+    felt = jnp.where(state.refinement.active, mean_cost(softened(cost, hyper), rollout), measured)
+    # An episode of which nothing was seen is no good one.
+    radius = adapted_radius(state, jnp.where(jnp.any(rollout.valid), felt, jnp.nan), hyper)
+    policy, refinement, report = _improved(state, cost, rollout, imagined, radius, hyper)
+    report = report._replace(cost=measured)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)
     report = report._replace(step=report.step._replace(accepted=accepted))
     refused = jnp.where(accepted, 0, 1).astype(jnp.int32)
@@ -54,10 +65,43 @@ def update_policy(
         key=state.key,
         radius=radius,
         expected_cost=jnp.where(accepted, report.predicted_cost, jnp.nan).astype(jnp.float32),
+        refinement=keep_if(accepted, refinement, Refinement.none(state.policy, hyper)),
         refused=state.refused + refused,
         refused_in_a_row=(state.refused_in_a_row + 1) * refused,
     )
     return state, report
+
+
+def _improved(
+    state: LearnerState,
+    cost: CostFunction,
+    rollout: Rollout,
+    imagined: Imagined | None,
+    radius: Float[Array, ""],
+    hyper: Hyperparameters,
+) -> tuple[Policy, Refinement, Improvement]:
+    """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement in their place."""
+    few = None if imagined is None else jax.tree.map(lambda a: a[: hyper.imagined], imagined)
+
+    def preconditioned() -> tuple[Policy, Refinement, Improvement]:
+        policy, report = improve_policy(state.policy, state.dynamics, cost, rollout, few, radius, hyper)
+        return policy, Refinement.none(policy, hyper), report
+
+    def refined() -> tuple[Policy, Refinement, Improvement]:
+        assert imagined is not None
+        fine = softened(cost, hyper)
+        return refine_on_model(
+            state.policy, state.dynamics, fine, rollout, imagined, radius, state.refinement, hyper
+        )
+
+    if imagined is None or not hyper.refines:
+        return preconditioned()
+    return jax.lax.cond(radius >= hyper.radius_most, refined, preconditioned)
+
+
+def softened(cost: CostFunction, hyper: Hyperparameters) -> Any:
+    """The cost that refinement minimises; any other where nothing is refined."""
+    return cast(SquaresCost, cost).softened(hyper.refinement_limits) if hyper.refines else cost
 
 
 def adapted_radius(state: LearnerState, cost: Float[Array, ""], hyper: Hyperparameters) -> Float[Array, ""]:

@@ -1,5 +1,6 @@
 """The cost of one step: tracking, change of command, soft joint limits."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -55,6 +56,35 @@ class TrackingCost:
         reference: Float[Array, " outputs"],
     ) -> Float[Array, ""]:
         """The cost of one step."""
+        error, change, inside = self._parts(state, command, reference)
+        return (
+            jnp.sum(error**2)
+            + self.change_weight * jnp.sum(change**2)
+            + self.limit_weight * jnp.sum(inside**self.limit_power)
+        )
+
+    def residuals(
+        self,
+        state: Float[Array, " state"],
+        command: Float[Array, " commands"],
+        reference: Float[Array, " outputs"],
+    ) -> Float[Array, " residuals"]:
+        """What the cost is the sum of squares of, for Gauss–Newton steps."""
+        error, change, inside = self._parts(state, command, reference)
+        return jnp.concat(
+            [
+                error,
+                math.sqrt(self.change_weight) * change,
+                math.sqrt(self.limit_weight) * inside ** (self.limit_power / 2),
+            ]
+        )
+
+    def softened(self, share: float) -> "TrackingCost":
+        """The same cost with so much of the joint-limit term."""
+        return dataclasses.replace(self, limit_weight=share * self.limit_weight)
+
+    def _parts(self, state: Array, command: Array, reference: Array) -> tuple[Array, Array, Array]:
+        """Tracking error, change of command, and how far each joint is inside its margin; all in their units."""
         spec = self.spec
         measured = measured_part(spec.layout, state)
         error = (tracked_output(spec, measured) - reference) / self.length_scale
@@ -64,8 +94,4 @@ class TrackingCost:
         position = measured[jnp.asarray(spec.layout.position)]
         margin = self.limit_margin * (high - low)
         inside = jax.nn.relu(position - (high - margin)) + jax.nn.relu((low + margin) - position)
-        return (
-            jnp.sum(error**2)
-            + self.change_weight * jnp.sum(change**2)
-            + self.limit_weight * jnp.sum((inside / margin) ** self.limit_power)
-        )
+        return error, change, inside / margin

@@ -48,7 +48,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.episodes <= MOST_EPISODES:
             raise UserError(f"episodes is {self.episodes}, but must lie between 1 and {MOST_EPISODES}.")
-        for name in ("policy_steps", "imagined", "model_steps"):
+        for name in ("policy_steps", "imagined", "model_steps", "imagined_in_all"):
             if getattr(self.hyper, name) > MOST_STEPS:
                 raise UserError(f"{name} is {getattr(self.hyper, name)}, but must be at most {MOST_STEPS}.")
         if not 0 <= self.seed < 2**32:

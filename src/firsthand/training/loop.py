@@ -146,7 +146,7 @@ class Trainer:
         self, record: EpisodeRecord, rollout: Rollout, model: ModelReport, rng: np.random.Generator
     ) -> tuple[LearnerState, Improvement]:
         """The policy's update, along the measured trajectories and those imagined besides."""
-        imagined = self.imagined(record, self.config.hyper.imagined, rng)
+        imagined = self.imagined(record, self.config.hyper.imagined_in_all, rng)
         return update_policy(self.state, self.task.cost, rollout, imagined, model, self.config.hyper)
 
     def imagined(self, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:
@@ -202,7 +202,8 @@ class Trainer:
         if self.run.checkpoints():
             checkpoint = self.run.load_checkpoint()
             notes = list(checkpoint.notes)
-            restored = from_arrays(self._checkpoint(), checkpoint.arrays)
+            here = self._checkpoint()
+            restored = from_arrays(here, {**_later(here), **checkpoint.arrays})
             self.state = restored["learner"]
             self.robot.restore(restored["robot"])
             self.episode = checkpoint.episode
@@ -236,6 +237,11 @@ class Trainer:
         arrays = {n: a for n, a in self.run.load_episode(k + 1)[0].items() if n.startswith("policy.")}
         self.run.save_best(arrays, {"episode": k + 1, "tracking_error_m": errors[k]})
         self.best_error = proofs[k]
+
+
+def _later(checkpoint: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What checkpoints of earlier versions do not have: their runs go on as they began, without it."""
+    return {name: array for name, array in to_arrays(checkpoint).items() if name.startswith("learner.refinement.")}
 
 
 def episode_metrics(

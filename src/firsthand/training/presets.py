@@ -6,7 +6,8 @@ from ..learner.hyperparameters import Hyperparameters
 PRESETS: dict[str, Hyperparameters] = {
     # The paper's algorithm: one preconditioned step per episode, along the measured trajectories.
     "paper": Hyperparameters(),
-    # Ours: several steps per episode on the corrected model, with imagined trajectories, and a better fitted model.
+    # Ours: several steps per episode on the corrected model, with imagined trajectories, and a better fitted model; then
+    # Gauss–Newton steps.
     "fast": Hyperparameters(
         policy_steps=20,
         pace_growth=1.5,
@@ -17,6 +18,7 @@ PRESETS: dict[str, Hyperparameters] = {
         outlier=3.0,
         jacobian_stride=5,
         cg_iterations=15,
+        refinement_steps=5,
     ),
 }
 

@@ -151,7 +151,7 @@ def practise(
         starts[0] = initial_state(task.spec.layout, home, neutral(task.spec))
         record = _only_starts(task, starts)
         fresh = imagined_starts(task, record, task.trajectories, rng)
-        extra = imagined_starts(task, record, hyper.imagined, rng)
+        extra = imagined_starts(task, record, hyper.imagined_in_all, rng)
         if fresh is None or extra is None:
             return state
         rollout = _imagined(state.policy, state.dynamics, fresh.starts, fresh.previews)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from ...learner import Hyperparameters, Rollout
 from ...learner.gradient import damped_gradient
-from ...learner.improvement import half_range
+from ...learner.ground import half_range
 from ...learner.preconditioner import command_jacobian
 from ...models import Dynamics, Policy
 from ...plants.base import AbstractPlant

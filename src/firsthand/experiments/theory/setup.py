@@ -29,7 +29,7 @@ def settings(size: Size, name: str, **changes: Any) -> dict[str, Any]:
     plain = {**dataclasses.asdict(hyper), "model_hidden": list(hyper.model_hidden)}
     small = size.name == "tiny"
     if small:
-        plain |= TINY_HYPER | {n: min(plain[n], 2) for n in ("policy_steps", "imagined")}
+        plain |= TINY_HYPER | {n: min(plain[n], 2) for n in ("policy_steps", "imagined", "refinement_steps")}
     return {"preset": name, "hyper": plain, "task": TINY_TASK if small else {}}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...learner import Rollout
 from ...learner.gradient import damped_gradient
-from ...learner.improvement import half_range
+from ...learner.ground import half_range
 from ...learner.preconditioner import preconditioned_step
 from ...models import Policy
 from ...training.data import as_rollout

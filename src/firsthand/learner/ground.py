@@ -1,0 +1,80 @@
+"""The corrected model's ground: where it is rolled out, on what, and with which measured errors added back."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from ..models import Dynamics, Policy
+from .rollout import Rollout, imagine, residuals
+
+
+class Imagined(eqx.Module):
+    """Where imagined trajectories start and what they follow."""
+
+    starts: Float[Array, "trajectories state"]
+    """Initial states."""
+    previews: Float[Array, "trajectories steps points outputs"]
+    """Reference previews, with fresh references."""
+
+
+def half_range(policy: Policy) -> Float[Array, " commands"]:
+    """Half the range of each command channel: what commands are counted in, so that every robot's are of order one."""
+    limits = policy.spec.limits
+    return (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
+
+
+class Ground(NamedTuple):
+    """What the model is rolled out on: the measured trajectories, then the imagined ones."""
+
+    starts: Float[Array, "trajectories state"]
+    previews: Float[Array, "trajectories steps points outputs"]
+    missed: Float[Array, "trajectories steps state"]
+    """The measured one-step residuals; zero on imagined trajectories."""
+    applied: Float[Array, "trajectories steps commands"]
+    free: Bool[Array, "trajectories steps commands"]
+    valid: Bool[Array, "trajectories steps"]
+    """Steps that count. None does on a measured trajectory whose first step is not valid: it has no sound start."""
+
+
+def ground_of(dynamics: Dynamics, rollout: Rollout, imagined: Imagined | None) -> Ground:
+    """The measured trajectories with what the model misses on them, and the imagined ones."""
+    missed = residuals(dynamics, rollout)
+    starts, previews = rollout.states[:, 0], rollout.previews
+    extra = 0
+    if imagined is not None:
+        extra = imagined.starts.shape[0]
+        starts = jnp.concat([starts, imagined.starts])
+        previews = jnp.concat([previews, imagined.previews])
+        missed = jnp.concat([missed, jnp.zeros((extra, *missed.shape[1:]))])
+    blank = jnp.zeros((extra, *rollout.commands.shape[1:]))
+    return Ground(
+        starts,
+        previews,
+        missed,
+        applied=jnp.concat([rollout.commands, blank]),
+        free=jnp.concat([rollout.free, jnp.ones(blank.shape, bool)]),
+        valid=jnp.concat([rollout.valid & rollout.valid[:, :1], jnp.ones(blank.shape[:2], bool)]),
+    )
+
+
+def predicted(policy: Policy, dynamics: Dynamics, on: Ground) -> Rollout:
+    """What the model says that a policy does."""
+    predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))
+    states, commands = predict(policy, dynamics, on.starts, on.previews, on.missed, on.applied, on.free)
+    return Rollout(states, commands, on.previews, on.free, on.valid)
+
+
+def deviation(
+    policy: Policy,
+    commands: Float[Array, "trajectories steps commands"],
+    before: Float[Array, "measured steps commands"],
+    on: Ground,
+) -> Float[Array, ""]:
+    """Root mean square by which commands differ from those of `before`, in half ranges, on measured trajectories."""
+    measured = before.shape[0]
+    counted = on.valid[:measured]
+    change = jnp.where(counted[..., None], (commands[:measured] - before) / half_range(policy), 0.0)
+    return jnp.sqrt(jnp.sum(change**2) / jnp.maximum(counted.sum() * commands.shape[-1], 1))

@@ -1,0 +1,243 @@
+"""Refining a policy that the model predicts well: Gauss–Newton steps on the corrected model, each on fresh references.
+
+The cost of a batch of trajectories is a sum of squares, g(φ) = ‖r(φ)‖², r the residuals of tracking, change of command
+and joint limits along the closed loop, each with the square root of its weight. With R = ∂r/∂φ through the model and
+the policy's feedback, and M = ε I + α J Jᵀ the paper's measure of a step, the step minimises
+
+    ‖r + R Δφ‖² + λ ΔφᵀM Δφ,    so that    (RᵀR + λ M) Δφ = −Rᵀr.
+
+The paper's Λ has the rank-one ∇∇ᵀ where this has RᵀR: what the cost's curvature is along every direction, not along
+the gradient alone. That is what the last centimetre needs: late in a run directions differ by orders of magnitude in
+how much they matter, and a gradient step is as short as the steepest of them allows.
+
+The system is solved by a few conjugate gradients with Jacobian-vector products, linear in parameters and steps, begun
+at a share of the last solution: directions of small curvature are worked out over many steps. The solution w is then
+scaled along itself to the minimum, after which wᵀ(RᵀR + λM)w = wᵀRᵀr =: s holds whatever w is. By Cauchy–Schwarz
+s ≤ ‖r‖² = g, and therefore
+
+    ‖Δφ‖ ≤ √(g/(λε)),   ‖JᵀΔφ‖ ≤ √(g/(λα)),   0 ≤ s ≤ g:
+
+the smaller the cost, the smaller the step.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
+
+from ..models import Dynamics, Policy
+from .gradient import mean_cost
+from .ground import Ground, Imagined, deviation, ground_of, half_range, predicted
+from .hyperparameters import Hyperparameters
+from .improvement import Improvement
+from .model_learning import keep_if
+from .preconditioner import BOUND_SLACK, StepReport, command_jacobian, conjugate_gradients
+from .rollout import Rollout, SquaresCost
+
+EASIER, HARDER = 0.5, 4.0
+"""What the damping λ is multiplied by after a step that was kept, and after one that was not."""
+MOST_DAMPING = 1e4
+"""In units of its least value."""
+
+
+class Refinement(eqx.Module):
+    """What refinement carries from step to step and from episode to episode."""
+
+    direction: Float[Array, " parameters"]
+    """The last solution w, with which the next solve begins; zero where there is none."""
+    damping: Float[Array, ""]
+    """λ."""
+    active: Bool[Array, ""]
+    """Whether the policy now in use was refined: then its expected cost is that of the softened cost."""
+
+    @staticmethod
+    def none(policy: Policy, hyper: Hyperparameters) -> "Refinement":
+        """Before the first refinement."""
+        flat, _ = ravel_pytree(eqx.filter(policy, eqx.is_array))
+        return Refinement(jnp.zeros_like(flat), jnp.asarray(hyper.refinement_damping, flat.dtype), jnp.asarray(False))
+
+
+class Weighed(NamedTuple):
+    """A batch's residuals at a policy, linearised."""
+
+    value: Float[Array, ""]
+    """g: the weighed mean cost over trajectories."""
+    slope: Float[Array, " parameters"]
+    """Rᵀr, half the gradient of g."""
+    push: jax.tree_util.Partial
+    """v ↦ R v."""
+    pull: jax.tree_util.Partial
+    """y ↦ Rᵀ y."""
+    weights: Float[Array, "trajectories 1 1"]
+    """Root of each trajectory's weight, over the number of its steps."""
+    data: Rollout
+    """What the model says that the policy does."""
+
+
+def batch_residuals(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: Ground):
+    """The residuals of every step, not weighed, and the rollout; a step that does not count has none."""
+    data = predicted(policy, dynamics, on)
+    each = jax.vmap(jax.vmap(cost.residuals))(data.states[:, :-1], data.commands, data.references)
+    return jnp.where(on.valid[..., None], each, 0.0), data
+
+
+def trajectory_weights(
+    residuals: Float[Array, "trajectories steps residuals"], valid: Bool[Array, "trajectories steps"], outlier: float
+) -> Float[Array, "trajectories 1 1"]:
+    """Roots of weights with which squared residuals add up to a mean cost.
+
+    A trajectory that costs more than `outlier` times the median is given the weight at which it costs just that (0:
+    none is): a motion that cannot be followed must not decide about all others. One that is not finite has no weight.
+    """
+    steps = jnp.maximum(valid.sum(axis=1), 1)
+    costs = jnp.sum(residuals**2, axis=(1, 2)) / steps
+    counts = jnp.isfinite(costs) & valid.any(axis=1)
+    usual = jnp.nanmedian(jnp.where(counts, costs, jnp.nan))
+    tiny = jnp.finfo(costs.dtype).tiny
+    share = jnp.minimum(1.0, outlier * usual / jnp.maximum(costs, tiny)) if outlier else jnp.ones_like(costs)
+    share = jnp.where(counts, share, 0.0)
+    return jnp.sqrt(share / jnp.maximum(share.sum(), tiny) / steps)[:, None, None]
+
+
+def linearised(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: Ground, outlier: float) -> Weighed:
+    """The weighed residuals r at a policy, with R = ∂r/∂φ as two products."""
+    parameters, static = eqx.partition(policy, eqx.is_array)
+    flat, unravel = ravel_pytree(parameters)
+
+    def at(phi):
+        return batch_residuals(eqx.combine(unravel(phi), static), dynamics, cost, on)
+
+    each, forward, data = jax.linearize(at, flat, has_aux=True)
+    transpose = jax.linear_transpose(forward, flat)
+    weights = trajectory_weights(each, on.valid, outlier)
+
+    def weighed(rows):  # 0 · ∞ is no number: what has no weight is left out, not multiplied
+        return jnp.where(weights > 0, weights * rows, 0.0)
+
+    def pull(rows):
+        return transpose(weighed(rows))[0]
+
+    r = weighed(each)
+    return Weighed(
+        jnp.sum(r**2), pull(r), jax.tree_util.Partial(lambda v: weighed(forward(v))), jax.tree_util.Partial(pull),
+        weights, data,
+    )  # fmt: skip
+
+
+def gauss_newton_step(
+    policy: Policy, at: Weighed, begin: Float[Array, " parameters"], damping: Float[Array, ""], hyper: Hyperparameters
+) -> tuple[Policy, Float[Array, " parameters"], StepReport]:
+    """The policy after the step −w, w itself, and what the step was like; `begin` is where the solve of w begins.
+
+    A step that is not finite or breaks a bound is refused: the policy comes back unchanged with `accepted` false.
+    """
+    alpha, epsilon = hyper.alpha, hyper.epsilon
+    flat, push_u, pull_u, rebuild = command_jacobian(policy, at.data, hyper.jacobian_stride, half_range(policy))
+
+    def product(v):
+        return at.pull(at.push(v)) + damping * (epsilon * v + alpha * pull_u(push_u(v)))
+
+    missing = at.slope - product(begin)
+    more, relative, used = conjugate_gradients(
+        product, missing, iterations=hyper.refinement_iterations, tolerance=hyper.cg_tolerance
+    )
+    w = begin + more
+    tiny = jnp.finfo(flat.dtype).tiny
+    image, commands = at.push(w), push_u(w)
+    along = at.slope @ w
+    curved = jnp.sum(image**2) + damping * (epsilon * (w @ w) + alpha * jnp.sum(commands**2))
+    scale = along / jnp.maximum(curved, tiny)
+    w, decrease = scale * w, scale * along
+    length, change = jnp.linalg.norm(w), jnp.abs(scale) * jnp.linalg.norm(commands)
+    limit = 1.0 + BOUND_SLACK
+    accepted = (
+        jnp.isfinite(at.value)
+        & jnp.all(jnp.isfinite(w))
+        & (epsilon * damping * length**2 <= limit * at.value)
+        & (alpha * damping * change**2 <= limit * at.value)
+        & (decrease <= limit * at.value)
+    )
+    w = jnp.where(accepted, w, 0.0)
+    report = StepReport(
+        gradient_norm=2.0 * jnp.linalg.norm(at.slope),
+        step_norm=jnp.linalg.norm(w),
+        command_change=jnp.where(accepted, change, 0.0),
+        predicted_decrease=jnp.where(accepted, decrease, 0.0),
+        relative_residual=relative * jnp.linalg.norm(missing) / jnp.maximum(jnp.linalg.norm(at.slope), tiny),
+        iterations=used,
+        accepted=accepted,
+        discount=jnp.asarray(1.0, flat.dtype),
+    )
+    return rebuild(flat - w), w, report
+
+
+class _Progress(NamedTuple):
+    """Carried through the steps of `refine_on_model`."""
+
+    policy: Policy
+    direction: Float[Array, " parameters"]
+    damping: Float[Array, ""]
+    value: Float[Array, ""]
+    """Predicted cost of `policy` on the last batch."""
+    deviation: Float[Array, ""]
+    steps: Int[Array, ""]
+    sound: Bool[Array, ""]
+
+
+def refine_on_model(
+    policy: Policy,
+    dynamics: Dynamics,
+    cost: SquaresCost,
+    rollout: Rollout,
+    imagined: Imagined,
+    radius: Float[Array, ""],
+    refinement: Refinement,
+    hyper: Hyperparameters,
+) -> tuple[Policy, Refinement, Improvement]:
+    """`refinement_steps` Gauss–Newton steps, each on the measured trajectories and a batch of imagined ones of its own.
+
+    Fresh references for every step, because tens of thousands of parameters fit any forty trajectories. A step is kept
+    when the predicted cost of its own batch falls and the commands stay inside the trust region's radius; λ is then
+    halved, down to `refinement_damping`, and otherwise multiplied by four.
+    """
+    steps, batch = hyper.refinement_steps, hyper.refinement_batch
+    batches = jax.tree.map(lambda a: a[: steps * batch].reshape(steps, batch, *a.shape[1:]), imagined)
+    measured = rollout.states.shape[0]
+    fixed = ground_of(dynamics, rollout, jax.tree.map(lambda a: a[0], batches))
+    before = predicted(policy, dynamics, jax.tree.map(lambda a: a[:measured], fixed)).commands
+    least, most = hyper.refinement_damping, MOST_DAMPING * hyper.refinement_damping
+
+    def step(now: _Progress, fresh: Imagined) -> tuple[_Progress, StepReport]:
+        on = fixed._replace(
+            starts=fixed.starts.at[measured:].set(fresh.starts),
+            previews=fixed.previews.at[measured:].set(fresh.previews),
+        )
+        at = linearised(now.policy, dynamics, cost, on, hyper.outlier)
+        begin = hyper.refinement_memory * now.direction
+        candidate, w, report = gauss_newton_step(now.policy, at, begin, now.damping, hyper)
+        each, data = batch_residuals(candidate, dynamics, cost, on)
+        value = jnp.sum(jnp.where(at.weights > 0, at.weights * each, 0.0) ** 2)
+        moved = deviation(policy, data.commands, before, on)
+        keep = report.accepted & (value < at.value) & (moved <= radius)  # false where the value is not finite
+        progress = _Progress(
+            policy=keep_if(keep, candidate, now.policy),
+            direction=jnp.where(keep, w, 0.0),
+            damping=jnp.clip(now.damping * jnp.where(keep, EASIER, HARDER), least, most),
+            value=jnp.where(keep, value, at.value),
+            deviation=jnp.where(keep, moved, now.deviation),
+            steps=now.steps + keep,
+            sound=now.sound & jnp.isfinite(at.value),
+        )
+        return progress, report
+
+    zero = jnp.asarray(0.0, refinement.direction.dtype)
+    first = _Progress(
+        policy, refinement.direction, refinement.damping, zero, zero, jnp.asarray(0, jnp.int32), jnp.asarray(True)
+    )
+    end, reports = jax.lax.scan(step, first, batches)
+    report = jax.tree.map(lambda a: a[-1], reports)._replace(accepted=end.sound)
+    improvement = Improvement(mean_cost(cost, rollout), end.value, end.deviation, end.steps, report)
+    return end.policy, Refinement(end.direction, end.damping, jnp.asarray(True)), improvement

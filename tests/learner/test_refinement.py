@@ -1,0 +1,282 @@
+"""Gauss–Newton steps against the dense formula, their bounds, and probe plants whose best controller is known."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
+from learner.test_improvement import (
+    ALPHA,
+    best_cost,
+    cost_of,
+    delayed_task,
+    displaced,
+    leaves,
+    measured_rollout,
+    random_policy,
+    roll_out,
+    scalar_task,
+    toy,
+    true_model,
+)
+
+from firsthand.learner.ground import Imagined, ground_of
+from firsthand.learner.hyperparameters import Hyperparameters
+from firsthand.learner.model_learning import ModelReport
+from firsthand.learner.refinement import (
+    Refinement,
+    batch_residuals,
+    gauss_newton_step,
+    linearised,
+    refine_on_model,
+    trajectory_weights,
+)
+from firsthand.learner.state import LearnerState
+from firsthand.learner.update import update_policy
+from firsthand.plants.linear_quadratic import augmented_system
+from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
+from firsthand.robots.base import preview_indices
+
+__all__ = ["delayed_task", "scalar_task", "toy"]
+
+HALF_RANGE = np.array([1.0, 1.5])  # of the toy's commands
+EXACT = Hyperparameters(
+    alpha=0.02, epsilon=0.1, imagined=1, refinement_steps=1, refinement_iterations=400, cg_tolerance=1e-12
+)
+
+
+@eqx.filter_jit
+def one_step(policy, model, cost, rollout, begin, damping, hyper):
+    at = linearised(policy, model, cost, ground_of(model, rollout, None), hyper.outlier)
+    return (*gauss_newton_step(policy, at, begin, damping, hyper), at.value, at.slope)
+
+
+def flat_of(policy):
+    return ravel_pytree(eqx.filter(policy, eqx.is_array))[0]
+
+
+def dense(policy, model, cost, rollout, weights):
+    """r, R and J of the whole batch as matrices, by forward differentiation of the whole rollout."""
+    parameters, static = eqx.partition(policy, eqx.is_array)
+    flat, unravel = ravel_pytree(parameters)
+    on = ground_of(model, rollout, None)
+
+    def everything(phi):
+        each, _ = batch_residuals(eqx.combine(unravel(phi), static), model, cost, on)
+        return (weights * each).ravel()
+
+    def commands(phi):
+        current = eqx.combine(unravel(phi), static)
+        return (jax.vmap(jax.vmap(current))(rollout.states[:, :-1], rollout.previews) / HALF_RANGE).ravel()
+
+    rows = np.asarray(everything(flat))
+    wide, u = (np.asarray(jax.jacfwd(f)(flat)) for f in (everything, commands))
+    return rows, wide, u / np.sqrt(rollout.states.shape[0])
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["from zero", "from another solution"])
+def test_the_converged_step_is_the_dense_one(float64, toy, warm):
+    """(RᵀR + λ(εI + αJJᵀ)) Δφ = −Rᵀr; with equal weights g is the mean cost and 2 Rᵀr its gradient."""
+    policy, model, cost, rollout = toy
+    flat, damping = flat_of(policy), 0.3
+    begin = jnp.asarray(np.random.default_rng(0).normal(size=flat.size)) if warm else jnp.zeros_like(flat)
+    new, w, report, value, slope = one_step(policy, model, cost, rollout, begin, jnp.asarray(damping), EXACT)
+    rows, wide, u = dense(policy, model, cost, rollout, 1 / np.sqrt(rollout.valid.sum()))
+    matrix = wide.T @ wide + damping * (0.1 * np.eye(flat.size) + 0.02 * u.T @ u)
+    expected = np.linalg.solve(matrix, wide.T @ rows)
+    assert report.accepted
+    assert float(value) == pytest.approx(float(cost_of(cost, rollout)), rel=1e-10)
+    np.testing.assert_allclose(slope, wide.T @ rows, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(w, expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(leaves(new), leaves(policy) - expected, rtol=1e-6, atol=1e-9)
+    assert float(report.predicted_decrease) == pytest.approx(rows @ wide @ expected, rel=1e-6)
+    assert float(report.gradient_norm) == pytest.approx(2 * np.linalg.norm(wide.T @ rows), rel=1e-8)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.sampled_from([0.0, 1e-3, 1.0, 1e3]),
+    damping=st.sampled_from([1e-6, 1e-3, 1.0, 1e3]),
+)
+@example(seed=0, size=1e3, damping=1e-6)
+def test_the_bounds_hold_wherever_a_short_solve_begins(toy, seed, size, damping):
+    """In float32, after two conjugate gradients from a random direction of any length."""
+    policy, model, cost, rollout = (
+        jax.tree.map(lambda a: a.astype(jnp.float32) if eqx.is_inexact_array(a) else a, part) for part in toy
+    )
+    hyper = dataclasses.replace(EXACT, refinement_iterations=2)
+    begin = jnp.asarray(size * np.random.default_rng(seed).normal(size=flat_of(policy).size), jnp.float32)
+    _, w, report, value, _ = one_step(policy, model, cost, rollout, begin, jnp.asarray(damping, jnp.float32), hyper)
+    assert report.accepted
+    slack = 1.001
+    assert float(jnp.linalg.norm(w)) <= slack * np.sqrt(float(value) / (damping * 0.1))
+    assert float(report.command_change) <= slack * np.sqrt(float(value) / (damping * 0.02))
+    assert 0 <= float(report.predicted_decrease) <= slack * float(value)
+
+
+def test_a_step_that_is_not_finite_is_refused(float64, toy):
+    policy, model, cost, rollout = toy
+    begin = jnp.full_like(flat_of(policy), jnp.nan)
+    new, w, report, _, _ = one_step(policy, model, cost, rollout, begin, jnp.asarray(1.0), EXACT)
+    assert not report.accepted
+    np.testing.assert_array_equal(leaves(new), leaves(policy))
+    np.testing.assert_array_equal(w, 0.0)
+
+
+def test_weights_by_hand(float64):
+    """Costs 1, 2, 30 and no number, and one of which nothing counts: the median is 2, so 30 is cut to 3 · 2."""
+    each = jnp.asarray(np.sqrt([[1.0, 1.0], [2.0, 2.0], [30.0, 30.0], [np.nan, 1.0], [1.0, 1.0]])[..., None])
+    valid = jnp.asarray([[True, True]] * 4 + [[False, False]])
+    weights = np.asarray(trajectory_weights(each, valid, 3.0)).ravel()
+    share = np.array([1.0, 1.0, 0.2, 0.0, 0.0])
+    np.testing.assert_allclose(weights, np.sqrt(share / share.sum() / 2), rtol=1e-12)
+    equal = np.asarray(trajectory_weights(each, valid, 0.0)).ravel()
+    np.testing.assert_allclose(equal, np.sqrt(np.array([1.0, 1.0, 1.0, 0.0, 0.0]) / 3 / 2), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "plant", [ScalarPlant(), DelayedDoubleIntegrator(gain=2.0, delay=2)], ids=["scalar", "delayed"]
+)
+def test_with_a_true_model_the_policy_comes_to_the_known_optimum(plant, request):
+    """Ten steps end nearer to the best of all controllers than 160 preconditioned ones, which have 2 %."""
+    task = request.getfixturevalue("scalar_task" if isinstance(plant, ScalarPlant) else "delayed_task")
+    system = augmented_system(plant, task.spec.layout.command_memory)
+    model = true_model(system, task.spec)
+    hyper = Hyperparameters(alpha=ALPHA, imagined=1, refinement_steps=10, refinement_batch=1, refinement_damping=1e-4)
+    policy = random_policy(task.spec, key=jax.random.key(0))
+    rollout, starts, references = measured_rollout(policy, model, task)
+    optimum = best_cost(system, starts, references)
+    # The imagined ones repeat the first measured trajectory, whose optimum is known, too.
+    again = Imagined(jnp.tile(rollout.states[:1, 0], (10, 1)), jnp.tile(rollout.previews[:1], (10, 1, 1, 1)))
+    known = (8 * optimum + best_cost(system, starts[:1], references[:1])) / 9
+    new, state, report = refine(policy, model, task.cost, rollout, again, 10.0, hyper)
+    assert report.step.accepted
+    assert bool(state.active)
+    assert int(report.steps_taken) >= 5
+    assert known * (1 - 1e-4) <= float(report.predicted_cost) <= 1.01 * known
+    reached = float(cost_of(task.cost, roll_out(new, model, rollout.states[:, 0], rollout.previews)))
+    assert reached <= 1.02 * optimum
+
+
+@eqx.filter_jit
+def refine(policy, model, cost, rollout, imagined, radius, hyper, refinement=None):
+    refinement = Refinement.none(policy, hyper) if refinement is None else refinement
+    return refine_on_model(policy, model, cost, rollout, imagined, jnp.asarray(radius), refinement, hyper)
+
+
+TWO = Hyperparameters(alpha=ALPHA, imagined=1, refinement_steps=2, refinement_batch=3)
+
+
+@pytest.fixture(scope="module")
+def scalar(scalar_task):
+    """A random policy on the scalar plant, whose model is right, and six imagined trajectories."""
+    model = true_model(augmented_system(ScalarPlant(), 1), scalar_task.spec)
+    policy = random_policy(scalar_task.spec, key=jax.random.key(0))
+    rollout, _, _ = measured_rollout(policy, model, scalar_task)
+    starts, references = displaced(scalar_task, 6, seed=1)
+    previews = references[:, preview_indices(scalar_task.spec, rollout.commands.shape[1])]
+    return policy, model, scalar_task.cost, rollout, Imagined(*(jnp.asarray(a, jnp.float32) for a in (starts, previews)))
+
+
+def test_every_step_has_a_batch_of_its_own(scalar):
+    """What is not finite in the second batch has no part in it; one more trajectory than needed changes nothing."""
+    policy, model, cost, rollout, imagined = scalar
+    new, _, report = refine(policy, model, cost, rollout, imagined, 10.0, TWO)
+    assert int(report.steps_taken) == 2
+    more = jax.tree.map(lambda a: jnp.concat([a, a[:1]]), imagined)
+    same, _, _ = refine(policy, model, cost, rollout, more, 10.0, TWO)
+    np.testing.assert_array_equal(leaves(same), leaves(new))
+    other = eqx.tree_at(lambda i: i.previews, imagined, imagined.previews.at[3:].multiply(-1.0))
+    different, _, _ = refine(policy, model, cost, rollout, other, 10.0, TWO)
+    assert np.max(np.abs(leaves(different) - leaves(new))) > 1e-4
+
+
+def test_steps_outside_the_radius_are_not_kept_and_damped(scalar):
+    policy, model, cost, rollout, imagined = scalar
+    new, state, report = refine(policy, model, cost, rollout, imagined, 1e-9, TWO)
+    assert int(report.steps_taken) == 0
+    assert report.step.accepted  # nothing was wrong: there was only no room
+    np.testing.assert_array_equal(leaves(new), leaves(policy))
+    np.testing.assert_array_equal(state.direction, 0.0)
+    assert float(state.damping) == pytest.approx(16 * TWO.refinement_damping)
+
+
+def test_damping_falls_to_its_least(scalar):
+    policy, model, cost, rollout, imagined = scalar
+    before = Refinement(jnp.zeros_like(flat_of(policy)), jnp.asarray(3 * TWO.refinement_damping), jnp.asarray(True))
+    _, state, report = refine(policy, model, cost, rollout, imagined, 10.0, TWO, before)
+    assert int(report.steps_taken) == 2
+    assert float(state.damping) == pytest.approx(TWO.refinement_damping)
+    assert float(jnp.linalg.norm(state.direction)) > 0
+
+
+def learner_at(scalar_task, policy, model, radius, expected=jnp.nan) -> LearnerState:
+    state = LearnerState.random(scalar_task.spec, TWO, seed=0)
+    radius, expected = (jnp.asarray(value, jnp.float32) for value in (radius, expected))
+    return eqx.tree_at(
+        lambda s: (s.policy, s.dynamics, s.radius, s.expected_cost), state, (policy, model, radius, expected)
+    )
+
+
+SOUND = ModelReport(jnp.asarray(0.0), jnp.asarray(True))
+
+
+def test_refinement_begins_when_the_trust_region_is_as_wide_as_it_gets(scalar, scalar_task):
+    """Before, everything is as without it, to the last bit."""
+    policy, model, cost, rollout, imagined = scalar
+    never = dataclasses.replace(TWO, refinement_steps=0)
+    narrow = learner_at(scalar_task, policy, model, 0.3)
+    few = jax.tree.map(lambda a: a[: TWO.imagined], imagined)
+    with_it, _ = update_policy(narrow, cost, rollout, imagined, SOUND, TWO)
+    without, _ = update_policy(narrow, cost, rollout, few, SOUND, never)
+    np.testing.assert_array_equal(leaves(with_it.policy), leaves(without.policy))
+    assert not bool(with_it.refinement.active)
+
+    wide = learner_at(scalar_task, policy, model, TWO.radius_most)
+    refined, report = update_policy(wide, cost, rollout, imagined, SOUND, TWO)
+    assert bool(refined.refinement.active)
+    expected, _, _ = refine(policy, model, cost.softened(TWO.refinement_limits), rollout, imagined, 0.5, TWO)
+    np.testing.assert_allclose(leaves(refined.policy), leaves(expected), rtol=1e-5, atol=1e-6)
+    assert float(report.cost) == pytest.approx(float(cost_of(cost, rollout)), rel=1e-6)
+    assert float(refined.expected_cost) == pytest.approx(float(report.predicted_cost))
+
+
+def test_a_surprise_ends_refinement(scalar, scalar_task):
+    """Four times the cost that was predicted: the radius is halved, and the other steps take over."""
+    policy, model, cost, rollout, imagined = scalar
+    fine = cost.softened(TWO.refinement_limits)
+    surprised = learner_at(
+        scalar_task, policy, model, TWO.radius_most, expected=float(cost_of(fine, rollout)) / 4
+    )
+    surprised = eqx.tree_at(
+        lambda s: (s.refinement.active, s.refinement.direction),
+        surprised,
+        (jnp.asarray(True), jnp.ones_like(surprised.refinement.direction)),
+    )
+    after, _ = update_policy(surprised, cost, rollout, imagined, SOUND, TWO)
+    assert float(after.radius) == pytest.approx(TWO.radius_most / 2)
+    assert not bool(after.refinement.active)
+    np.testing.assert_array_equal(after.refinement.direction, 0.0)
+
+
+def test_a_refused_model_leaves_the_policy_and_forgets_the_direction(scalar, scalar_task):
+    policy, model, cost, rollout, imagined = scalar
+    wide = learner_at(scalar_task, policy, model, TWO.radius_most)
+    refused = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(False))
+    after, _ = update_policy(wide, cost, rollout, imagined, refused, TWO)
+    np.testing.assert_array_equal(leaves(after.policy), leaves(policy))
+    np.testing.assert_array_equal(after.refinement.direction, 0.0)
+    assert int(after.refused) == 1
+
+
+def test_where_nothing_is_imagined_nothing_is_refined():
+    assert not dataclasses.replace(TWO, imagined=0).refines
+    assert dataclasses.replace(TWO, imagined=0).imagined_in_all == 0
+    assert TWO.imagined_in_all == 6
+    assert dataclasses.replace(TWO, imagined=9).imagined_in_all == 9
+    assert dataclasses.replace(TWO, refinement_steps=0).imagined_in_all == 1

@@ -29,7 +29,6 @@ from firsthand.simulators import record
 from firsthand.training import Trainer, TrainingConfig, prior
 from firsthand_onboard.kinematics import tracked_output
 from firsthand_onboard.references import quintic_blend
-from learning import rounded
 
 RESULTS = Path(__file__).parent / "results" / "prior-data.json"
 VARIANTS = {
@@ -112,6 +111,15 @@ def run(log: Path | None, practised: bool, excited: bool, seed: int, episodes: i
             errors.append(trainer.run_episode().metrics["tracking_error_m"])
             tick(errors[-1])
     return {"seed": seed, "error_m": errors}
+
+
+def rounded(value):
+    """Numbers with five digits: raw data small enough to keep."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def main() -> None:

@@ -27,7 +27,9 @@ from firsthand.training.display import TrainingDisplay
 SMALL = {"model_steps": 20, "model_hidden": (16,)}
 HYPER = {
     "paper": dataclasses.replace(preset("paper"), **SMALL),
-    "fast": dataclasses.replace(preset("fast"), policy_steps=3, imagined=4, refinement_steps=2, refinement_batch=2, **SMALL),
+    "fast": dataclasses.replace(
+        preset("fast"), policy_steps=3, imagined=4, refinement_steps=2, refinement_batch=2, **SMALL
+    ),
 }
 EPISODES = 9
 """The same for all, so that the buffers have the same size and what is compiled is shared; most tests stop earlier."""

@@ -90,9 +90,7 @@ def _improved(
     def refined() -> tuple[Policy, Refinement, Improvement]:
         assert imagined is not None
         fine = softened(cost, hyper)
-        return refine_on_model(
-            state.policy, state.dynamics, fine, rollout, imagined, radius, state.refinement, hyper
-        )
+        return refine_on_model(state.policy, state.dynamics, fine, rollout, imagined, radius, state.refinement, hyper)
 
     if imagined is None or not hyper.refines:
         return preconditioned()

@@ -245,7 +245,7 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
             "policy steps taken",
             f"{number(finite_mean(history.column('policy_steps')), 1)} per episode, of at most {hyper.policy_steps}",
         ),
-        ("largest step norm", f"{number(largest, 3)}, of at most η/(2√ε) = {number(report.step_bound, 3)}"),
+        ("largest step norm", f"{number(largest, 3)}, at pace 1 of at most η/(2√ε) = {number(report.step_bound, 3)}"),
         ("at a position limit", f"{number(history.last('limit_hits'), 0)} of {total} steps in the last episode"),
         (
             "computing",

@@ -273,6 +273,7 @@ def episode_metrics(
         "predicted_cost": float(report.predicted_cost),
         "deviation": float(report.deviation),
         "radius": float(state.radius),
+        "refined": bool(state.refinement.active),
         "cg_iterations": int(report.step.iterations),
         "cg_residual": float(report.step.relative_residual),
         "update_accepted": bool(report.step.accepted),

@@ -6,8 +6,8 @@ from ..learner.hyperparameters import Hyperparameters
 PRESETS: dict[str, Hyperparameters] = {
     # The paper's algorithm: one preconditioned step per episode, along the measured trajectories.
     "paper": Hyperparameters(),
-    # Ours: several steps per episode on the corrected model, with imagined trajectories, and a better fitted model; then
-    # Gauss–Newton steps.
+    # Ours: several steps per episode on the corrected model, with imagined trajectories, and a better fitted model;
+    # Gauss–Newton steps once predictions have come true.
     "fast": Hyperparameters(
         policy_steps=20,
         pace_growth=1.5,

@@ -36,7 +36,7 @@ class Hyperparameters:
     """The radius grows to at most this while predictions come true."""
     refinement_steps: int = 0
     """Gauss–Newton steps per episode, in place of the others once the radius is at its most; 0 is never."""
-    refinement_batch: int = 50
+    refinement_batch: int = 25
     """Imagined trajectories of each of these steps, with fresh references."""
     refinement_iterations: int = 10
     """Iterations of conjugate gradients per Gauss–Newton step."""
@@ -44,7 +44,7 @@ class Hyperparameters:
     """λ: the least damping of a Gauss–Newton step, in units of the preconditioner's own α and ε."""
     refinement_memory: float = 0.95
     """The share of the last solution with which the next solve begins."""
-    refinement_limits: float = 0.03
+    refinement_limits: float = 0.01
     """The share of the cost's joint-limit term that refinement feels."""
     excitation: float = 0.5
     """Amplitude of smooth random commands added to the policy's in the first episodes: the model must see motion."""

@@ -20,6 +20,7 @@ s ≤ ‖r‖² = g, and therefore
 the smaller the cost, the smaller the step.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -67,9 +68,9 @@ class Weighed(NamedTuple):
     """g: the weighed mean cost over trajectories."""
     slope: Float[Array, " parameters"]
     """Rᵀr, half the gradient of g."""
-    push: jax.tree_util.Partial
+    push: Callable[[Array], Array]
     """v ↦ R v."""
-    pull: jax.tree_util.Partial
+    pull: Callable[[Array], Array]
     """y ↦ Rᵀ y."""
     weights: Float[Array, "trajectories 1 1"]
     """Root of each trajectory's weight, over the number of its steps."""
@@ -102,6 +103,20 @@ def trajectory_weights(
     return jnp.sqrt(share / jnp.maximum(share.sum(), tiny) / steps)[:, None, None]
 
 
+def weighed_cost(cost: SquaresCost, rollout: Rollout, outlier: float) -> Float[Array, ""]:
+    """The mean cost of measured trajectories, weighed as in a refinement: what its prediction is held against."""
+    each = jax.vmap(jax.vmap(cost.residuals))(rollout.states[:, :-1], rollout.commands, rollout.references)
+    each = jnp.where(rollout.valid[..., None], each, 0.0)
+    return weighed_sum(trajectory_weights(each, rollout.valid, outlier), each)
+
+
+def weighed_sum(
+    weights: Float[Array, "trajectories 1 1"], residuals: Float[Array, "trajectories steps residuals"]
+) -> Float[Array, ""]:
+    """g; what has no weight is left out, not multiplied: 0 · ∞ is no number."""
+    return jnp.sum(jnp.where(weights > 0, weights * residuals, 0.0) ** 2)
+
+
 def linearised(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: Ground, outlier: float) -> Weighed:
     """The weighed residuals r at a policy, with R = ∂r/∂φ as two products."""
     parameters, static = eqx.partition(policy, eqx.is_array)
@@ -114,17 +129,20 @@ def linearised(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: Ground
     transpose = jax.linear_transpose(forward, flat)
     weights = trajectory_weights(each, on.valid, outlier)
 
-    def weighed(rows):  # 0 · ∞ is no number: what has no weight is left out, not multiplied
+    def weighed(rows):
         return jnp.where(weights > 0, weights * rows, 0.0)
 
     def pull(rows):
         return transpose(weighed(rows))[0]
 
-    r = weighed(each)
     return Weighed(
-        jnp.sum(r**2), pull(r), jax.tree_util.Partial(lambda v: weighed(forward(v))), jax.tree_util.Partial(pull),
-        weights, data,
-    )  # fmt: skip
+        value=weighed_sum(weights, each),
+        slope=pull(weighed(each)),
+        push=lambda v: weighed(forward(v)),
+        pull=pull,
+        weights=weights,
+        data=data,
+    )
 
 
 def gauss_newton_step(
@@ -219,7 +237,7 @@ def refine_on_model(
         begin = hyper.refinement_memory * now.direction
         candidate, w, report = gauss_newton_step(now.policy, at, begin, now.damping, hyper)
         each, data = batch_residuals(candidate, dynamics, cost, on)
-        value = jnp.sum(jnp.where(at.weights > 0, at.weights * each, 0.0) ** 2)
+        value = weighed_sum(at.weights, each)
         moved = deviation(policy, data.commands, before, on)
         keep = report.accepted & (value < at.value) & (moved <= radius)  # false where the value is not finite
         progress = _Progress(

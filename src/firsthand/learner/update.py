@@ -1,6 +1,6 @@
 """One episode's update: the model, then the policy. What is not finite never reaches the parameters."""
 
-from typing import Any, cast
+from typing import cast
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ from .ground import Imagined
 from .hyperparameters import Hyperparameters
 from .improvement import Improvement, improve_policy
 from .model_learning import ModelReport, keep_if, learn_model
-from .refinement import Refinement, refine_on_model
+from .refinement import Refinement, refine_on_model, weighed_cost
 from .rollout import CostFunction, Rollout, SquaresCost
 from .state import LearnerState
 
@@ -50,7 +50,9 @@ def update_policy(
     `imagined` holds `hyper.imagined_in_all` trajectories, or is None.
     """
     measured = mean_cost(cost, rollout)
-    felt = jnp.where(state.refinement.active, mean_cost(softened(cost, hyper), rollout), measured)
+    felt = measured
+    if hyper.refines:
+        felt = jnp.where(state.refinement.active, weighed_cost(softened(cost, hyper), rollout, hyper.outlier), measured)
     # An episode of which nothing was seen is no good one.
     radius = adapted_radius(state, jnp.where(jnp.any(rollout.valid), felt, jnp.nan), hyper)
     policy, refinement, report = _improved(state, cost, rollout, imagined, radius, hyper)
@@ -97,9 +99,9 @@ def _improved(
     return jax.lax.cond(radius >= hyper.radius_most, refined, preconditioned)
 
 
-def softened(cost: CostFunction, hyper: Hyperparameters) -> Any:
-    """The cost that refinement minimises; any other where nothing is refined."""
-    return cast(SquaresCost, cost).softened(hyper.refinement_limits) if hyper.refines else cost
+def softened(cost: CostFunction, hyper: Hyperparameters) -> SquaresCost:
+    """The cost that refinement minimises."""
+    return cast(SquaresCost, cost).softened(hyper.refinement_limits)
 
 
 def adapted_radius(state: LearnerState, cost: Float[Array, ""], hyper: Hyperparameters) -> Float[Array, ""]:

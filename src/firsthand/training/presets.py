@@ -18,7 +18,7 @@ PRESETS: dict[str, Hyperparameters] = {
         outlier=3.0,
         jacobian_stride=5,
         cg_iterations=15,
-        refinement_steps=5,
+        refinement_steps=8,
     ),
 }
 

@@ -163,8 +163,8 @@ class PeerComparison(Experiment):
             "in the middle. Drops, the mean over seeds, are episodes after a run's tenth with more than "
             f"{DROP:g} times the median error of the ten before. Ours and its imagined variant know the cost and the "
             "kinematics as functions, that positions are integrals of velocities, and how commands are remembered, and "
-            "imagine motions from rest, as the tests begin, and soften the joint-limit term of the cost late in a run; "
-            "pid knows the kinematics; the others get the cost as a number per step.",
+            "imagine motions from rest, as the tests begin; late in a run they steepen the joint-limit term of the "
+            "cost. pid knows the kinematics; the others get the cost as a number per step.",
             *(extrapolated(found, rows[0].random_m, self.task) for peer, found in runs if peer.name == "ppo"),
             *(f"{row.peer.title}: {row.setting}." for row in rows),
             *(

@@ -6,21 +6,20 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from firsthand_onboard.policy import NumpyPolicy
 
 from ..evaluation import tracking_metrics
 from ..experiments.base import Report
-from ..learner import Imagined, Improvement, LearnerState, Rollout, update_policy
+from ..learner import Improvement, LearnerState, Rollout, update_policy
 from ..learner.model_learning import ModelReport
-from ..learner.rollout import imagine
 from ..models import Policy
 from ..robots import EpisodeRecord
 from ..robots.simulated import SimulatedRobot
 from ..tasks import Task
 from ..training import Trainer, TrainingConfig
+from ..training.prior import modelled
 from .ledger import Ledger
 from .setup import plant_and_task
 from .view import Controller, Stepper, decision_ms
@@ -104,27 +103,16 @@ class Imagining(Trainer):
     """Our learner, in whose policy update imagined trajectories stand where the measured ones belong.
 
     Measured data teach the model and say where rollouts may start. What is missing: measured states along the
-    trajectory and the model's measured errors that are added back. The trust region follows from how well the model
-    agrees with its own predictions, not with the robot.
+    trajectory and the model's measured errors that are added back. The trust region, and with it when refinement
+    begins, follows from how well the model agrees with its own predictions, not with the robot.
     """
 
     def improved(
         self, record: EpisodeRecord, rollout: Rollout, model: ModelReport, rng: np.random.Generator
     ) -> tuple[LearnerState, Improvement]:
         """The policy's update."""
-        own, hyper = self.task.trajectories, self.config.hyper
-        imagined = self.imagined(record, own + hyper.imagined_in_all, rng)
-        assert imagined is not None
-        dreamed = _dreamed(self.state, imagined.starts[:own], imagined.previews[:own])
-        rest = Imagined(imagined.starts[own:], imagined.previews[own:])
-        return update_policy(self.state, self.task.cost, dreamed, rest, model, hyper)
-
-
-@eqx.filter_jit
-def _dreamed(state: LearnerState, starts: Any, previews: Any) -> Rollout:
-    exact = jnp.zeros((*previews.shape[:2], starts.shape[-1]))
-    states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))(
-        state.policy, state.dynamics, starts, previews, exact
-    )
-    everywhere = jnp.ones(commands.shape, bool)
-    return Rollout(states, commands, previews, everywhere, everywhere[..., 0])
+        own = self.imagined(record, self.task.trajectories, rng)
+        assert own is not None
+        dreamed = modelled(self.state.policy, self.state.dynamics, own.starts, own.previews)
+        rest = self.imagined_in_all(record, rng)
+        return update_policy(self.state, self.task.cost, dreamed, rest, model, self.config.hyper)

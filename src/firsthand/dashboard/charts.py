@@ -239,7 +239,7 @@ def step_chart(run: RunFollower) -> dict[str, Any]:
     """Length of the policy step against its bound."""
     values, most = run.column("step_norm"), run.about.step_bound if run.about is not None else 1.0
     one = line("step norm", points(run.column("episode"), values, positive=True), PALETTE[0], dots=_few(run))
-    one["markLine"] = bound(most, "bound η/(2√ε)")
+    one["markLine"] = bound(most, "η/(2√ε): bound at pace 1")
     return chart(episode_axis(run.last("episode")), logarithmic("step norm", [values, np.asarray([most])]), [one])
 
 

@@ -18,14 +18,15 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "nothing imagined": {"imagined": 0},
     "steps do not grow": {"pace_growth": 1.0},
     "one excited episode": {"excited_episodes": 1},
-    "no trust region": {"radius": 100.0, "radius_most": 100.0},
+    "no trust region": {"radius": 100.0, "radius_most": 100.0, "refinement_steps": 0},
+    "no refinement": {"refinement_steps": 0},
     "300 Adam steps": {"model_steps": 300},
     "one policy step": {"policy_steps": 1, "imagined": 0},
     "ten imagined": {"imagined": 10},
     "Adam's rate constant": {"model_rate_end": 1.0},
     "no outlier scaling": {"outlier": 0.0},
 }
-"""What is left out, and how."""
+"""What is left out, and how; without imagined trajectories there is no refinement either."""
 EPISODES = {"full": 8, "quick": 3, "tiny": 2}
 MARKS = {"full": (7, 9), "quick": (4,), "tiny": (3,)}
 """Before these episodes the shapes are run."""
@@ -93,8 +94,8 @@ class Ingredients(Experiment):
 @styled
 def ingredients_figure(curves: dict[str, np.ndarray]) -> Figure:
     """The median error per episode with each part left out, over that of the complete preset."""
-    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(3, 3, sharex=True, sharey=True)).ravel()
+    figure = Figure(figsize=(9.0, 7.0), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(4, 3, sharex=True, sharey=True)).ravel()
     complete = 100 * np.median(curves[COMPLETE], axis=0)
     episodes, shown = np.arange(1, len(complete) + 1), [complete]
     for axes, (name, values) in zip(panels, list(curves.items())[1:] or list(curves.items()), strict=False):
@@ -107,7 +108,7 @@ def ingredients_figure(curves: dict[str, np.ndarray]) -> Figure:
         axes.set_visible(i < max(len(curves) - 1, 1))
         log_scale(axes, shown)
         episode_axis(axes, episodes)
-    for axes in panels[6:]:
+    for axes in panels[-3:]:
         axes.set_xlabel("episode")
     for axes in panels[::3]:
         axes.set_ylabel("error (cm)")

@@ -80,9 +80,13 @@ class Together:
         self.buffer = _append(self.buffer, rollout)
         imagined = []
         for i, (record, rng) in enumerate(zip(self.records, rngs, strict=True)):
-            rows = visited_rows(int(self.buffer.size[i]), hyper.imagined_in_all, rng)
-            visited = np.asarray(self.buffer.states[i, rows])
-            imagined.append(imagined_starts(task, record, hyper.imagined_in_all, rng, visited))
+            parts = []
+            for count in (hyper.imagined, hyper.imagined_in_all - hyper.imagined):
+                rows = visited_rows(int(self.buffer.size[i]), count, rng)
+                visited = np.asarray(self.buffer.states[i, rows])
+                parts.append(imagined_starts(task, record, count, rng, visited))
+            few, more = parts
+            imagined.append(few if few is None or more is None else few.joined(more))
         self.state, model_loss, report = _updates(
             self.state,
             self.buffer,
@@ -205,4 +209,8 @@ def _updates(state, buffer, cost, rollout, imagined, hyper, learn_model: bool):
         state, report = update_policy(state, cost, rollout, imagined, model, hyper)
         return state, model.loss, report
 
-    return eqx.filter_vmap(one)(state, buffer, rollout, imagined, hyper)
+    if not hyper.refines:
+        return eqx.filter_vmap(one)(state, buffer, rollout, imagined, hyper)
+    # One after the other: side by side, each would compute refinement and what it stands in for.
+    arrays, others = eqx.partition((state, buffer, rollout, imagined, hyper), eqx.is_array)
+    return jax.lax.map(lambda part: one(*eqx.combine(part, others)), arrays)

@@ -19,6 +19,10 @@ class Imagined(eqx.Module):
     previews: Float[Array, "trajectories steps points outputs"]
     """Reference previews, with fresh references."""
 
+    def joined(self, more: "Imagined") -> "Imagined":
+        """These, then `more`."""
+        return jax.tree.map(lambda a, b: jnp.concat([a, b]), self, more)
+
 
 def half_range(policy: Policy) -> Float[Array, " commands"]:
     """Half the range of each command channel: what commands are counted in, so that every robot's are of order one."""

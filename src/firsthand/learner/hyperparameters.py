@@ -21,7 +21,8 @@ class Hyperparameters:
     gradient_limit: float = 20.0
     """A gradient whose norm exceeds this is taken again with a smaller γ, up to five times."""
     outlier: float = 0.0
-    """A trajectory whose sensitivities exceed the median's by this factor is scaled down to it; 0 is off."""
+    """A trajectory whose sensitivities (in refinement: whose cost) exceed the median's by this factor is scaled down to
+    it; 0 is off."""
     initial_command: float = 0.1
     """Scale of the random policy's last layer: the first commands are about this large (of 1)."""
     policy_steps: int = 1
@@ -44,8 +45,8 @@ class Hyperparameters:
     """λ: the least damping of a Gauss–Newton step, in units of the preconditioner's own α and ε."""
     refinement_memory: float = 0.95
     """The share of the last solution with which the next solve begins."""
-    refinement_limits: float = 0.01
-    """The share of the cost's joint-limit term that refinement feels."""
+    refinement_limit_power: int = 16
+    """The power of the joint-limit term that refinement feels."""
     excitation: float = 0.5
     """Amplitude of smooth random commands added to the policy's in the first episodes: the model must see motion."""
     excited_episodes: int = 1
@@ -88,7 +89,6 @@ class Hyperparameters:
             self._check(name, lambda v: v >= 0, "zero or a positive number")
         self._check("discount", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._check("refinement_memory", lambda v: 0 <= v < 1, "at least 0 and below 1")
-        self._check("refinement_limits", lambda v: 0 <= v <= 1, "between 0 and 1")
         self._check("model_rate_end", lambda v: 0 < v <= 1, "above 0 and at most 1")
         self._check("model_batch_share", lambda v: 0 <= v <= 1, "between 0 and 1")
         for name in (
@@ -99,6 +99,7 @@ class Hyperparameters:
             "jacobian_stride",
             "refinement_batch",
             "refinement_iterations",
+            "refinement_limit_power",
         ):
             self._check(name, lambda v: isinstance(v, int) and v >= 1, "a whole number of at least 1")
         for name in ("imagined", "model_steps", "excited_episodes", "refinement_steps"):

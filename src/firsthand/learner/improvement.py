@@ -1,5 +1,6 @@
 """Improving the policy after an episode: gradient and preconditioned step, once (the paper) or several times."""
 
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -29,6 +30,8 @@ class Improvement(NamedTuple):
     """Policy steps that led to the new policy."""
     step: StepReport
     """The last step's report; `accepted` tells whether every step was."""
+    surprise: Float[Array, ""] | float = math.nan
+    """The measured cost over the one that was predicted for this policy; NaN where nothing was predicted."""
 
 
 def improve_policy(

@@ -28,7 +28,7 @@ BOUND_SLACK = 1e-3
 
 
 class StepReport(NamedTuple):
-    """What one preconditioned step was like."""
+    """What one step was like: a preconditioned one, or one of `refinement`, whose system and bounds are others."""
 
     gradient_norm: Float[Array, ""]
     """‖∇‖."""
@@ -37,9 +37,9 @@ class StepReport(NamedTuple):
     command_change: Float[Array, ""]
     """‖JᵀΔφ‖, at most η/(2√α): the predicted change of the commands of one trajectory (root of the mean square)."""
     predicted_decrease: Float[Array, ""]
-    """−∇ᵀΔφ, in [0, η)."""
+    """−∇ᵀΔφ, in [0, η); in refinement by how much the linearised and damped cost falls."""
     relative_residual: Float[Array, ""]
-    """‖(ε I + α J Jᵀ) w − ∇‖ / ‖∇‖ when conjugate gradients stopped."""
+    """‖(ε I + α J Jᵀ) w − ∇‖ / ‖∇‖ when conjugate gradients stopped, or the same of refinement's system."""
     iterations: Int[Array, ""]
     """Iterations of conjugate gradients."""
     accepted: Bool[Array, ""]

@@ -52,7 +52,7 @@ class Refinement(eqx.Module):
     damping: Float[Array, ""]
     """λ."""
     active: Bool[Array, ""]
-    """Whether the policy now in use was refined: then its expected cost is that of the softened cost."""
+    """Whether the policy now in use was refined: then its expected cost is one as `felt_cost` counts it."""
 
     @staticmethod
     def none(policy: Policy, hyper: Hyperparameters) -> "Refinement":
@@ -73,7 +73,7 @@ class Weighed(NamedTuple):
     pull: Callable[[Array], Array]
     """y ↦ Rᵀ y."""
     weights: Float[Array, "trajectories 1 1"]
-    """Root of each trajectory's weight, over the number of its steps."""
+    """What the residuals of each trajectory are multiplied by."""
     data: Rollout
     """What the model says that the policy does."""
 
@@ -88,33 +88,36 @@ def batch_residuals(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: G
 def trajectory_weights(
     residuals: Float[Array, "trajectories steps residuals"], valid: Bool[Array, "trajectories steps"], outlier: float
 ) -> Float[Array, "trajectories 1 1"]:
-    """Roots of weights with which squared residuals add up to a mean cost.
+    """Roots of weights with which squared residuals add up to a mean cost over steps.
 
     A trajectory that costs more than `outlier` times the median is given the weight at which it costs just that (0:
-    none is): a motion that cannot be followed must not decide about all others. One that is not finite has no weight.
+    none is): a motion that cannot be followed must not decide about all others. One that is not finite makes all
+    weights so, and the step is refused.
     """
-    steps = jnp.maximum(valid.sum(axis=1), 1)
-    costs = jnp.sum(residuals**2, axis=(1, 2)) / steps
-    counts = jnp.isfinite(costs) & valid.any(axis=1)
-    usual = jnp.nanmedian(jnp.where(counts, costs, jnp.nan))
+    steps = valid.sum(axis=1)
+    costs = jnp.sum(residuals**2, axis=(1, 2)) / jnp.maximum(steps, 1)
+    usual = jnp.nanmedian(jnp.where(steps > 0, costs, jnp.nan))
     tiny = jnp.finfo(costs.dtype).tiny
     share = jnp.minimum(1.0, outlier * usual / jnp.maximum(costs, tiny)) if outlier else jnp.ones_like(costs)
-    share = jnp.where(counts, share, 0.0)
-    return jnp.sqrt(share / jnp.maximum(share.sum(), tiny) / steps)[:, None, None]
+    share = jnp.where(steps > 0, share, 0.0)
+    return jnp.sqrt(share / jnp.maximum((share * steps).sum(), tiny))[:, None, None]
 
 
-def weighed_cost(cost: SquaresCost, rollout: Rollout, outlier: float) -> Float[Array, ""]:
-    """The mean cost of measured trajectories, weighed as in a refinement: what its prediction is held against."""
+PLAIN_SHARE = 0.3
+"""A few trajectories that go wrong are no surprise unless the plain mean cost is 1/0.3 times that of a surprise."""
+
+
+def felt_cost(cost: SquaresCost, rollout: Rollout, outlier: float) -> Float[Array, ""]:
+    """What a refinement's prediction is held against: the measured mean cost, weighed in the same way.
+
+    The weights would hide any number of failures among fewer than half of the trajectories, so a share of the plain
+    mean counts where it is larger.
+    """
+    valid = rollout.valid & rollout.valid[:, :1]  # as in refinement: the others have no sound start
     each = jax.vmap(jax.vmap(cost.residuals))(rollout.states[:, :-1], rollout.commands, rollout.references)
-    each = jnp.where(rollout.valid[..., None], each, 0.0)
-    return weighed_sum(trajectory_weights(each, rollout.valid, outlier), each)
-
-
-def weighed_sum(
-    weights: Float[Array, "trajectories 1 1"], residuals: Float[Array, "trajectories steps residuals"]
-) -> Float[Array, ""]:
-    """g; what has no weight is left out, not multiplied: 0 · ∞ is no number."""
-    return jnp.sum(jnp.where(weights > 0, weights * residuals, 0.0) ** 2)
+    each = jnp.where(valid[..., None], each, 0.0)
+    weighed, plain = (jnp.sum((trajectory_weights(each, valid, cap) * each) ** 2) for cap in (outlier, 0.0))
+    return jnp.maximum(weighed, PLAIN_SHARE * plain)
 
 
 def linearised(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: Ground, outlier: float) -> Weighed:
@@ -129,20 +132,11 @@ def linearised(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: Ground
     transpose = jax.linear_transpose(forward, flat)
     weights = trajectory_weights(each, on.valid, outlier)
 
-    def weighed(rows):
-        return jnp.where(weights > 0, weights * rows, 0.0)
-
     def pull(rows):
-        return transpose(weighed(rows))[0]
+        return transpose(weights * rows)[0]
 
-    return Weighed(
-        value=weighed_sum(weights, each),
-        slope=pull(weighed(each)),
-        push=lambda v: weighed(forward(v)),
-        pull=pull,
-        weights=weights,
-        data=data,
-    )
+    r = weights * each
+    return Weighed(jnp.sum(r**2), pull(r), lambda v: weights * forward(v), pull, weights, data)
 
 
 def gauss_newton_step(
@@ -203,6 +197,7 @@ class _Progress(NamedTuple):
     deviation: Float[Array, ""]
     steps: Int[Array, ""]
     sound: Bool[Array, ""]
+    """Whether every step was finite and inside its bounds; otherwise the whole update is refused."""
 
 
 def refine_on_model(
@@ -237,7 +232,7 @@ def refine_on_model(
         begin = hyper.refinement_memory * now.direction
         candidate, w, report = gauss_newton_step(now.policy, at, begin, now.damping, hyper)
         each, data = batch_residuals(candidate, dynamics, cost, on)
-        value = weighed_sum(at.weights, each)
+        value = jnp.sum((at.weights * each) ** 2)
         moved = deviation(policy, data.commands, before, on)
         keep = report.accepted & (value < at.value) & (moved <= radius)  # false where the value is not finite
         progress = _Progress(
@@ -247,7 +242,7 @@ def refine_on_model(
             value=jnp.where(keep, value, at.value),
             deviation=jnp.where(keep, moved, now.deviation),
             steps=now.steps + keep,
-            sound=now.sound & jnp.isfinite(at.value),
+            sound=now.sound & report.accepted,
         )
         return progress, report
 

@@ -1,7 +1,7 @@
 """What the robot did in one episode, and the same thing done by the model."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ CostFunction = Callable[[Float[Array, " state"], Float[Array, " commands"], Floa
 """c(x, u, r): the cost of one step; r is the reference at that step."""
 
 
+@runtime_checkable
 class SquaresCost(Protocol):
     """A cost that is a sum of squares, as refinement needs it; a `CostFunction` like any other besides."""
 
@@ -31,8 +32,8 @@ class SquaresCost(Protocol):
         """What c is the sum of squares of."""
         ...
 
-    def softened(self, share: float) -> "SquaresCost":
-        """The same cost with so much of its joint-limit term."""
+    def steepened(self, power: int) -> "SquaresCost":
+        """The same cost with joint limits that are felt later and more suddenly."""
         ...
 
 

@@ -14,7 +14,7 @@ from .ground import Imagined
 from .hyperparameters import Hyperparameters
 from .improvement import Improvement, improve_policy
 from .model_learning import ModelReport, keep_if, learn_model
-from .refinement import Refinement, refine_on_model, weighed_cost
+from .refinement import Refinement, felt_cost, refine_on_model
 from .rollout import CostFunction, Rollout, SquaresCost
 from .state import LearnerState
 
@@ -52,11 +52,11 @@ def update_policy(
     measured = mean_cost(cost, rollout)
     felt = measured
     if hyper.refines:
-        felt = jnp.where(state.refinement.active, weighed_cost(softened(cost, hyper), rollout, hyper.outlier), measured)
-    # An episode of which nothing was seen is no good one.
-    radius = adapted_radius(state, jnp.where(jnp.any(rollout.valid), felt, jnp.nan), hyper)
+        felt = jnp.where(state.refinement.active, felt_cost(steepened(cost, hyper), rollout, hyper.outlier), measured)
+    felt = jnp.where(jnp.any(rollout.valid), felt, jnp.nan)  # an episode of which nothing was seen is no good one
+    radius = adapted_radius(state, felt, hyper)
     policy, refinement, report = _improved(state, cost, rollout, imagined, radius, hyper)
-    report = report._replace(cost=measured)
+    report = report._replace(cost=measured, surprise=felt / state.expected_cost)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)
     report = report._replace(step=report.step._replace(accepted=accepted))
     refused = jnp.where(accepted, 0, 1).astype(jnp.int32)
@@ -74,6 +74,10 @@ def update_policy(
     return state, report
 
 
+STILL_TRUSTED = 0.4
+"""Refinement goes on down to this share of the widest radius: after one halving, not after two."""
+
+
 def _improved(
     state: LearnerState,
     cost: CostFunction,
@@ -82,7 +86,11 @@ def _improved(
     radius: Float[Array, ""],
     hyper: Hyperparameters,
 ) -> tuple[Policy, Refinement, Improvement]:
-    """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement in their place."""
+    """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement in their place.
+
+    One surprise does not end refinement, two in a row do. It neither begins nor goes on where nothing was predicted for
+    the policy that ran: after an operator's or the guard's change, for example.
+    """
     few = None if imagined is None else jax.tree.map(lambda a: a[: hyper.imagined], imagined)
 
     def preconditioned() -> tuple[Policy, Refinement, Improvement]:
@@ -91,17 +99,19 @@ def _improved(
 
     def refined() -> tuple[Policy, Refinement, Improvement]:
         assert imagined is not None
-        fine = softened(cost, hyper)
+        fine = steepened(cost, hyper)
         return refine_on_model(state.policy, state.dynamics, fine, rollout, imagined, radius, state.refinement, hyper)
 
     if imagined is None or not hyper.refines:
         return preconditioned()
-    return jax.lax.cond(radius >= hyper.radius_most, refined, preconditioned)
+    enough = jnp.where(state.refinement.active, STILL_TRUSTED, 1.0) * hyper.radius_most
+    trusted = (radius >= enough) & jnp.isfinite(state.expected_cost)
+    return jax.lax.cond(trusted, refined, preconditioned)
 
 
-def softened(cost: CostFunction, hyper: Hyperparameters) -> SquaresCost:
+def steepened(cost: CostFunction, hyper: Hyperparameters) -> SquaresCost:
     """The cost that refinement minimises."""
-    return cast(SquaresCost, cost).softened(hyper.refinement_limits)
+    return cast(SquaresCost, cost).steepened(hyper.refinement_limit_power)
 
 
 def adapted_radius(state: LearnerState, cost: Float[Array, ""], hyper: Hyperparameters) -> Float[Array, ""]:

@@ -340,7 +340,8 @@ def health(
 ) -> Figure:
     """Whether learning is sound: size of gradients and steps, what was refused, limits, chatter, time.
 
-    `step_bound` is η/(2√ε); a run with a `trust_region` shows its radius, another how well each step was solved.
+    `step_bound` is η/(2√ε); a run with a `trust_region` shows its radius, another how well each step was solved, and
+    the bound.
     """
     figure = Figure(figsize=(7.6, 8.2), layout="constrained")
     axes = figure.subplots(4, 2)
@@ -375,7 +376,8 @@ def health(
             at.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
 
     logarithmic(axes[0, 0], "Gradient norm", "gradient_norm")
-    logarithmic(axes[0, 1], "Step norm", "step_norm", step_bound, "bound η/(2√ε)")
+    # Where steps grow with the trust region, or are refined, η/(2√ε) bounds only the first of an episode.
+    logarithmic(axes[0, 1], "Step norm", "step_norm", None if trust_region else step_bound, "bound η/(2√ε)")
     counts(axes[1, 0], "Policy steps taken", history.column("policy_steps"))
     counts(axes[1, 1], "Refused updates so far", history.column("refused_updates"))
     at_limit = 100 * history.column("limit_hits") / max(steps_per_episode, 1)

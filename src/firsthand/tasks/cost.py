@@ -79,9 +79,9 @@ class TrackingCost:
             ]
         )
 
-    def softened(self, share: float) -> "TrackingCost":
-        """The same cost with so much of the joint-limit term."""
-        return dataclasses.replace(self, limit_weight=share * self.limit_weight)
+    def steepened(self, power: int) -> "TrackingCost":
+        """The same cost with a joint-limit term of this power, if it is higher: less of a slope, more of a wall."""
+        return dataclasses.replace(self, limit_power=max(power, self.limit_power))
 
     def _parts(self, state: Array, command: Array, reference: Array) -> tuple[Array, Array, Array]:
         """Tracking error, change of command, and how far each joint is inside its margin; all in their units."""

@@ -48,9 +48,14 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.episodes <= MOST_EPISODES:
             raise UserError(f"episodes is {self.episodes}, but must lie between 1 and {MOST_EPISODES}.")
-        for name in ("policy_steps", "imagined", "model_steps", "imagined_in_all"):
+        for name in ("policy_steps", "imagined", "model_steps", "refinement_steps", "refinement_batch"):
             if getattr(self.hyper, name) > MOST_STEPS:
                 raise UserError(f"{name} is {getattr(self.hyper, name)}, but must be at most {MOST_STEPS}.")
+        if self.hyper.imagined_in_all > MOST_STEPS:
+            raise UserError(
+                f"refinement_steps is {self.hyper.refinement_steps} and refinement_batch "
+                f"{self.hyper.refinement_batch}, but their product must be at most {MOST_STEPS}."
+            )
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
         if not 0 <= self.payload_kg <= 2000:

@@ -146,8 +146,18 @@ class Trainer:
         self, record: EpisodeRecord, rollout: Rollout, model: ModelReport, rng: np.random.Generator
     ) -> tuple[LearnerState, Improvement]:
         """The policy's update, along the measured trajectories and those imagined besides."""
-        imagined = self.imagined(record, self.config.hyper.imagined_in_all, rng)
+        imagined = self.imagined_in_all(record, rng)
         return update_policy(self.state, self.task.cost, rollout, imagined, model, self.config.hyper)
+
+    def imagined_in_all(self, record: EpisodeRecord, rng: np.random.Generator) -> Imagined | None:
+        """Those of the preconditioned steps, then what refinement needs besides.
+
+        Drawn one after the other, so that a run is the same with and without refinement until it begins.
+        """
+        hyper = self.config.hyper
+        few = self.imagined(record, hyper.imagined, rng)
+        more = self.imagined(record, hyper.imagined_in_all - hyper.imagined, rng)
+        return few if few is None or more is None else few.joined(more)
 
     def imagined(self, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:
         """Starts and references of imagined trajectories; None for none."""
@@ -202,8 +212,8 @@ class Trainer:
         if self.run.checkpoints():
             checkpoint = self.run.load_checkpoint()
             notes = list(checkpoint.notes)
-            here = self._checkpoint()
-            restored = from_arrays(here, {**_later(here), **checkpoint.arrays})
+            # A run that was begun before there was refinement goes on without it.
+            restored = from_arrays(self._checkpoint(), checkpoint.arrays, may_lack="refinement")
             self.state = restored["learner"]
             self.robot.restore(restored["robot"])
             self.episode = checkpoint.episode
@@ -239,11 +249,6 @@ class Trainer:
         self.best_error = proofs[k]
 
 
-def _later(checkpoint: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What checkpoints of earlier versions do not have: their runs go on as they began, without it."""
-    return {name: array for name, array in to_arrays(checkpoint).items() if name.startswith("learner.refinement.")}
-
-
 def episode_metrics(
     task: Task,
     record: EpisodeRecord,
@@ -271,6 +276,7 @@ def episode_metrics(
         "command_step": float(report.step.command_change),
         "policy_steps": int(report.steps_taken),
         "predicted_cost": float(report.predicted_cost),
+        "surprise": float(report.surprise),
         "deviation": float(report.deviation),
         "radius": float(state.radius),
         "refined": bool(state.refinement.active),

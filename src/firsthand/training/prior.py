@@ -1,5 +1,6 @@
 """Starting from what is there: another run's model and policy, and logs in the buffer before the first episode."""
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -143,6 +144,8 @@ def practise(
     rng: np.random.Generator,
 ) -> LearnerState:
     """The policy after some episodes that only the model has seen."""
+    # Nothing is refined: a model that agrees with itself has earned no trust.
+    hyper = dataclasses.replace(hyper, refinement_steps=0)
     rows = np.asarray(buffer.states[: int(buffer.size)])
     first = state
     home = at_rest_in(task.spec, np.asarray(task.home))
@@ -151,17 +154,17 @@ def practise(
         starts[0] = initial_state(task.spec.layout, home, neutral(task.spec))
         record = _only_starts(task, starts)
         fresh = imagined_starts(task, record, task.trajectories, rng)
-        extra = imagined_starts(task, record, hyper.imagined_in_all, rng)
+        extra = imagined_starts(task, record, hyper.imagined, rng)
         if fresh is None or extra is None:
             return state
-        rollout = _imagined(state.policy, state.dynamics, fresh.starts, fresh.previews)
+        rollout = modelled(state.policy, state.dynamics, fresh.starts, fresh.previews)
         state, _ = update_policy(state, task.cost, rollout, extra, model, hyper)
     # The trust region and its bookkeeping start afresh: the robot has not been asked yet.
     return eqx.tree_at(lambda s: s.policy, first, state.policy)
 
 
 @eqx.filter_jit
-def _imagined(policy, dynamics, starts, previews) -> Rollout:
+def modelled(policy, dynamics, starts, previews) -> Rollout:
     """Trajectories of the model alone."""
     still = jnp.zeros((*previews.shape[:2], starts.shape[-1]))
     states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))(policy, dynamics, starts, previews, still)

@@ -92,7 +92,7 @@ class RestoredRun:
             say(note)
         template = LearnerState.random(self.task.spec, self.config.hyper, seed=self.config.seed)
         learner = {name: array for name, array in checkpoint.arrays.items() if name.startswith("learner.")}
-        return from_arrays({"learner": template}, learner)["learner"].policy
+        return from_arrays({"learner": template}, learner, may_lack="refinement")["learner"].policy
 
     def robot(self) -> AbstractRobot:
         """The robot of the run; a simulated one stands at home, a machine uses the range that the run has earned."""

@@ -308,7 +308,7 @@ def test_refinement_begins_when_the_trust_region_is_as_wide_as_it_gets(scalar, s
 
 @pytest.mark.parametrize("surprises", [1, 2])
 def test_a_second_surprise_in_a_row_ends_refinement(scalar, scalar_task, surprises):
-    """Four times the cost that was predicted: the radius is halved; when it was halved before, the other steps take over.
+    """Four times the cost that was predicted: the radius is halved; if it was before, the other steps take over.
 
     The cost that counts is the one with steep limits, which is less.
     """

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -50,11 +51,26 @@ def test_a_snapshot_goes_on_as_if_nothing_had_happened(task, curves):
 def test_a_seed_without_a_sound_start_does_not_change_the_others(task, monkeypatch):
     """Alone it would go on without imagined trajectories, and the others with them."""
     sound = together.imagined_starts
-    starts = iter([True, False])
+    starts = iter([True, True, False, False])  # of each seed: for the policy's steps, and for refinement
     monkeypatch.setattr(together, "imagined_starts", lambda *a: sound(*a) if next(starts) else None)
     group = Together(ExcavatorFlow(), task, replace(HYPER, imagined=2), SEEDS, episodes=EPISODES)
     with pytest.raises(UserError, match="episode 1 of seed 3 no trajectory had a sound start"):
         group.run_episode()
+
+
+def test_refinement_is_the_trainers(task):
+    """From the second episode on, where something was predicted: seeds one after the other, and the same numbers."""
+    fast = {"policy_steps": 2, "imagined": 2, "refinement_steps": 1, "refinement_batch": 2, "radius": 0.5}
+    hyper = replace(preset("fast"), model_hidden=(8, 8), model_steps=10, model_batch=16, cg_iterations=3, **fast)
+    group = Together(ExcavatorFlow(), task, hyper, SEEDS, episodes=2)
+    config = TrainingConfig("excavator", "fast", hyper, 2, seed=SEEDS[1])
+    trainer = Trainer(SimulatedRobot(ExcavatorFlow(), task, seed=SEEDS[1]), config)
+    for _ in range(2):
+        group.run_episode()
+        metrics = trainer.run_episode().metrics
+    assert metrics["refined"]
+    for mine, theirs in zip(jax.tree.leaves(group.policy(1)), jax.tree.leaves(trainer.state.policy), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
 def test_more_episodes_than_announced_are_refused(curves):

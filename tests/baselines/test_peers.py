@@ -212,9 +212,13 @@ def test_a_robot_file_that_has_changed_is_another_robot(tmp_path, monkeypatch):
 
 def test_memory_is_that_of_the_process_alone():
     """A small program started by this large one has not had this one's memory."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    program = "print('here', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline()  # it is the small program now, not yet a copy of this one
         assert 1 < peak_memory_mb(child.pid) < 60 < peak_memory_mb()
+        child.stdin.write(b"\n")
 
 
 def test_the_paths_are_those_of_the_seed_in_the_middle(tmp_path):

@@ -60,7 +60,7 @@ class TrainingDisplay(Callback):
             f"Training {self.config.robot} with preset {self.config.preset}, seed {self.config.seed}, "
             f"{self.config.episodes} episodes, into {self.folder}"
         )
-        starting = "compiling, about 20 s the first time"
+        starting = "compiling, about half a minute the first time"
         if self.live:
             self.progress.numbers = starting
             self.progress.start()

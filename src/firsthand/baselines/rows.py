@@ -185,7 +185,7 @@ def as_text(rows: list[Row]) -> tuple[dict[str, list[str]], ...]:
         },
         {
             "time": names,
-            f"robot minutes to {levels} cm": [" / ".join(_number(m) for m in r.robot_min) for r in rows],
+            f"robot minutes to {levels} cm": [" / ".join(_number(m, ".2g") for m in r.robot_min) for r in rows],
             "sudden drops per run": [f"{r.drops:.1f}" for r in rows],
         },
         {

@@ -88,8 +88,8 @@ def _improved(
 ) -> tuple[Policy, Refinement, Improvement]:
     """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement in their place.
 
-    One surprise does not end refinement, two in a row do. It neither begins nor goes on where nothing was predicted for
-    the policy that ran: after an operator's or the guard's change, for example.
+    One surprise does not end refinement; a second one before the radius is wide again does. It neither begins nor goes
+    on where nothing was predicted for the policy that ran: after an operator's or the guard's change, for example.
     """
     few = None if imagined is None else jax.tree.map(lambda a: a[: hyper.imagined], imagined)
 

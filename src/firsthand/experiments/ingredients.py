@@ -94,8 +94,8 @@ class Ingredients(Experiment):
 @styled
 def ingredients_figure(curves: dict[str, np.ndarray]) -> Figure:
     """The median error per episode with each part left out, over that of the complete preset."""
-    figure = Figure(figsize=(9.0, 7.0), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(4, 3, sharex=True, sharey=True)).ravel()
+    figure = Figure(figsize=(7.6, 9.0), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(5, 2, sharex=True, sharey=True)).ravel()
     complete = 100 * np.median(curves[COMPLETE], axis=0)
     episodes, shown = np.arange(1, len(complete) + 1), [complete]
     for axes, (name, values) in zip(panels, list(curves.items())[1:] or list(curves.items()), strict=False):
@@ -108,8 +108,8 @@ def ingredients_figure(curves: dict[str, np.ndarray]) -> Figure:
         axes.set_visible(i < max(len(curves) - 1, 1))
         log_scale(axes, shown)
         episode_axis(axes, episodes)
-    for axes in panels[-3:]:
+    for axes in panels[-2:]:
         axes.set_xlabel("episode")
-    for axes in panels[::3]:
+    for axes in panels[::2]:
         axes.set_ylabel("error (cm)")
     return figure

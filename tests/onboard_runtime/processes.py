@@ -219,8 +219,7 @@ def begin(client: ClientEnd, spec: ControlSpec, name: str, goals: np.ndarray) ->
     client.keep_lease(0.1)
     weights = random_policy(spec)
     position, digest = {"position": np.asarray([-0.5, 1.0])}, policy_digest(weights)
-    steps = (
-        ("arm", {}, {}),
+    questions = (
         ("reset", {}, position),
         ("policy", {"spec": spec.digest(), "digest": digest}, weights),
         ("job", {"name": name, "kind": "visit", "policy": digest}, {"goals": goals}),
@@ -229,12 +228,13 @@ def begin(client: ClientEnd, spec: ControlSpec, name: str, goals: np.ndarray) ->
 
     def begun() -> bool:
         nonlocal why
-        for kind, body, arrays in steps:
-            answer = client.ask(kind, body, arrays)
+        answer = client.arm()
+        for question in questions:
             if answer.kind == "refused":
-                why = answer.body["why"]
-                return False
-        return True
+                break
+            answer = client.ask(*question)
+        why = answer.body.get("why", "")
+        return answer.kind == "reply"
 
     for _ in range(5):  # where this process was left without a core for longer than the lease, it must arm again
         if begun():

@@ -111,7 +111,7 @@ def constant(value: float) -> dict[str, np.ndarray]:
 def armed(program: Program, run: str = "test") -> tuple[ClientEnd, str]:
     """A trainer with the lease and a policy."""
     client = program.trainer(run)
-    assert client.ask("arm").kind == "reply"
+    assert client.arm().kind == "reply"
     client.keep_lease(0.2)
     return client, send_policy(client, SPEC, constant(0.3))
 
@@ -128,7 +128,7 @@ def test_a_job_that_waited_for_a_broken_machine_does_not_run_when_it_is_mended(p
     wait_for(lambda: client.ask("status").body["state"] == "fault", "the fault")
     program.machine.broken = lambda: False
     assert acknowledge(program.address) == "idle"
-    assert client.ask("arm").body["job"]["ended"] == "the sensors are gone"
+    assert client.arm().body["job"]["ended"] == "the sensors are gone"
     program.still()
     assert program.machine.written == []
     client.close()
@@ -249,7 +249,7 @@ def test_a_whole_session_played_again_moves_nothing_also_after_a_restart(program
     client, policy = armed(program)
     tap = client._outgoing = Tap(client._outgoing)
     client.hello()
-    client.ask("arm")
+    client.arm()
     send_policy(client, SPEC, constant(0.5))
     start(client, "once", policy, GOALS[:1])
     wait_for(lambda: client.ask("status").body["job"]["ended"] == "done", "the end")
@@ -288,7 +288,7 @@ def test_after_the_operators_stop_no_order_of_messages_moves_the_machine(program
         kinds = ["job", "home", "play", "policy", "release", "reset", "stop", "acknowledge", "acknowledge"]
         what = rng.choice(kinds)
         if what in kinds[:3] and rng.uniform() < 0.8:
-            client.ask("arm")
+            client.arm()
         if what == "job":
             start(client, f"job-{i}", policy["policy"], GOALS[:2])
         elif what == "home":
@@ -296,7 +296,7 @@ def test_after_the_operators_stop_no_order_of_messages_moves_the_machine(program
         elif what == "play":
             client.ask("job", {"name": f"play-{i}", "kind": "play"}, {"commands": np.full((30, 2), 0.4)})
         elif what == "policy":
-            answer = client.ask("arm")
+            answer = client.arm()
             if answer.kind == "reply":
                 policy["policy"] = send_policy(client, SPEC, constant(0.3))
         elif what == "reset":

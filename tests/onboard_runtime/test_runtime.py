@@ -84,7 +84,7 @@ def test_the_operators_stop_latches_in_every_state_and_may_be_repeated(running):
     def latched() -> None:
         status = wait_for(lambda: (s := other.ask("status").body)["state"] == "fault" and s, "the latch")
         assert status["fault"] == "the operator stopped it"
-        assert "operator" in client.ask("arm").body["why"]
+        assert "operator" in client.arm().body["why"]
         assert "only the operator" in client.ask("acknowledge", {"number": status["fault_number"]}).body["why"]
         # Whoever acknowledges must know of the newest stop.
         assert other.ask("stop").body["fault_number"] == status["fault_number"] + 1
@@ -94,7 +94,7 @@ def test_the_operators_stop_latches_in_every_state_and_may_be_repeated(running):
     for _ in range(2):
         assert other.ask("stop").body["state"] == "fault"
     latched()
-    assert client.ask("arm").body["state"] == "armed"
+    assert client.arm().body["state"] == "armed"
     assert other.ask("stop").body["state"] == "fault"
     latched()
     begin(client, SPEC, "to be stopped", GOALS)
@@ -104,7 +104,7 @@ def test_the_operators_stop_latches_in_every_state_and_may_be_repeated(running):
     assert finished(client)["job"]["ended"] == "stopped"
     silent(running)
     latched()
-    assert "for trainers" in other.ask("arm").body["why"]
+    assert "for trainers" in other.arm().body["why"]
     client.close()
     other.close()
 
@@ -153,7 +153,7 @@ def home(client: ClientEnd, name: str) -> dict:
 
 def test_the_machine_goes_home_under_the_gate_and_can_be_stopped_on_its_way(running):
     client, other = running.client(), running.client("somebody", operator=True)
-    client.ask("arm")
+    client.arm()
     client.keep_lease(0.2)
     home(client, "home")
     job = finished(client)["job"]
@@ -182,13 +182,13 @@ def test_inspect_does_not_push_a_machine_that_would_pause_in_between(running):
 
 def test_a_trainers_own_stop_does_not_latch(running):
     client = running.client()
-    client.ask("arm")
+    client.arm()
     assert client.ask("stop").body["state"] == "idle"
     begin(client, SPEC, "to be stopped by its trainer", GOALS)
     wait_for(running.moving, "motion")
     client.ask("stop")
     assert finished(client)["job"]["ended"] == "stopped"
-    assert client.ask("arm").body["state"] == "armed"
+    assert client.arm().body["state"] == "armed"
     client.ask("release")
     client.close()
 
@@ -197,9 +197,9 @@ def test_what_is_not_allowed_is_refused_and_changes_nothing(running):
     client, other = running.client(), running.client("other")
     goals = {"goals": GOALS[:1]}
     assert "idle" in client.ask("job", {"name": "x", "kind": "visit", "policy": ""}, goals).body["why"]
-    client.ask("arm")
+    client.arm()
     client.keep_lease(0.2)
-    assert "another trainer" in other.ask("arm").body["why"]
+    assert "another trainer" in other.arm().body["why"]
     assert "not yours" in other.ask("job", {"name": "x", "kind": "visit", "policy": ""}, goals).body["why"]
     assert "holder" in other.ask("policy", {"spec": SPEC.digest()}, random_policy(SPEC)).body["why"]
     for body, arrays, word in (
@@ -261,7 +261,7 @@ def test_a_lost_lease_lets_the_trajectory_end_and_nothing_moves_again_by_itself(
 
 def test_of_a_long_motion_only_a_trajectory_is_finished(leased):
     client = leased.client()
-    wait_for(lambda: client.ask("arm").kind == "reply", "the end of what was before")
+    wait_for(lambda: client.arm().kind == "reply", "the end of what was before")
     client.keep_lease(0.05)
     commands = np.tile(np.asarray([[0.5, -0.5], [-0.5, 0.5]], np.float32), (5000, 1))
     client.ask("job", {"name": "long", "kind": "play"}, {"commands": commands})
@@ -279,21 +279,37 @@ def test_of_a_long_motion_only_a_trajectory_is_finished(leased):
 
 def test_what_waited_while_the_loop_was_away_does_not_move_the_machine(leased):
     client = leased.client()
-    client.ask("arm")
+    client.arm()
     policy = send_policy(client, SPEC, random_policy(SPEC))
+    before = client.ask("status").body
     leased.onboard.signal(signal.SIGSTOP)
     for _ in range(3):
-        client.send("arm")
+        client.send("arm", {"now": before["now"]})
         client.send("job", {"name": "long ago", "kind": "visit", "policy": policy}, {"goals": GOALS})
     time.sleep(0.6)  # two leases: nobody knows whether the trainer is still there
     client.close()
     leased.onboard.signal(signal.SIGCONT)
     again = leased.client()
-    status = again.ask("status").body
-    assert status["messages"]["stale"] >= 6
-    assert status["job"] is None or status["job"]["name"] != "long ago"
+    # Not all of them: what the network brings only after the loop has looked is refused one by one.
+    wait_for(lambda: again.ask("status").body["messages"]["stale"] > before["messages"]["stale"], "what waited")
     silent(leased)
+    status = again.ask("status").body
+    assert (status["state"], status["taken"]) == ("idle", False)
+    assert status["job"] is None or status["job"]["name"] != "long ago"
     again.close()
+
+
+def test_a_permission_that_was_held_up_for_longer_than_a_lease_arms_nothing(leased):
+    client = leased.client()
+    now = client.ask("status").body["now"]
+    time.sleep(0.4)
+    for body in ({"now": now}, {"now": now + 3600}, {"now": str(now)}, {"now": True}, {}):
+        answer = client.ask("arm", body)
+        assert (answer.kind, answer.body["late"], answer.body["state"]) == ("refused", True, "idle")
+        assert "of the last 0.3 s" in answer.body["why"]
+    assert client.arm().body["state"] == "armed"
+    client.ask("release")
+    client.close()
 
 
 def test_a_lost_lease_stops_at_once_and_only_the_operator_lets_it_go_on_if_so_configured(tmp_path):
@@ -307,9 +323,9 @@ def test_a_lost_lease_stops_at_once_and_only_the_operator_lets_it_go_on_if_so_co
         assert job["ended"] == last_trajectory(again, job).body["ended"] == "the lease ran out"
         wait_for(lambda: again.ask("status").body["state"] == "fault", "the latch")
         silent(made)
-        assert "operator" in again.ask("arm").body["why"]
+        assert "operator" in again.arm().body["why"]
         assert made.acknowledge() == "idle"
-        assert again.ask("arm").kind == "reply"
+        assert again.arm().kind == "reply"
         again.close()
 
 
@@ -333,17 +349,17 @@ def test_a_fault_latches_over_a_restart_until_it_is_acknowledged(tmp_path):
         status = finished(client)
         assert status["state"] == "fault"
         assert "tracking error" in status["fault"]
-        assert client.ask("arm").kind == "refused"
+        assert client.arm().kind == "refused"
         client.close()
         made.onboard.end()
         made.start()
         client = made.client()
-        assert client.ask("arm").kind == "refused"
+        assert client.arm().kind == "refused"
         silent(made)
         assert "tracking error" in operator(made, "status")
         operator(made, "acknowledge", "--fault", "1")
         assert not latch.exists()
-        assert client.ask("arm").kind == "reply"
+        assert client.arm().kind == "reply"
         client.close()
 
 

@@ -266,6 +266,14 @@ class ClientEnd:
                     return message
         raise LinkError(f"{self.address} does not answer")
 
+    def arm(self, *, tries: int = 3) -> Message:
+        """Ask for the lease, with the robot's time: what is held up on its way for longer than a lease arms nothing."""
+        for _ in range(tries):
+            answer = self.ask("arm", {"now": self.ask("status").body["now"]})
+            if not answer.body.get("late"):
+                break
+        return answer
+
     def next(self, patience_s: float) -> Message | None:
         """The next message, or None; trajectories are kept in `others`."""
         deadline = time.monotonic() + patience_s

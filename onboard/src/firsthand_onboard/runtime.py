@@ -91,6 +91,10 @@ class Refusal(Exception):
     """Something that was asked for and cannot be done now; the message says why."""
 
 
+class Late(Refusal):
+    """A permission that may have been held up on its way: whoever gave it may not mean it any more."""
+
+
 def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of a policy's weights: names, shapes and float32 bytes, in the order of names."""
     digest = hashlib.sha256()
@@ -323,7 +327,8 @@ class Runtime:
             body = getattr(self, f"_on_{message.kind}")(message) or {}
         except (Refusal, SpecError, MachineError) as error:
             self.refused += 1
-            self.link.send("refused", message, {"why": str(error)[:1000], **self.status(message)})
+            late = isinstance(error, Late)
+            self.link.send("refused", message, {"why": str(error)[:1000], "late": late, **self.status(message)})
             return
         self.link.send("reply", message, {**self.status(message), **body}, {"measured": self.executor.measured})
 
@@ -331,6 +336,7 @@ class Runtime:
         """What everybody may know."""
         job, clock = self.last, self.executor.clock
         return {
+            "now": time.monotonic(),
             "state": self.state,
             "fault": self.fault,
             "fault_number": self.fault_number,
@@ -366,7 +372,18 @@ class Runtime:
     def _on_status(self, message: Message) -> None:
         pass
 
+    def _check_recent(self, message: Message) -> None:
+        """By the robot's own clock, which whoever arms has read: queues and links may hold up what was sent long ago."""
+        seen = message.body.get("now")
+        known = isinstance(seen, (int, float)) and not isinstance(seen, bool)
+        if not known or not 0 <= time.monotonic() - seen <= self.settings.lease_s:
+            self.stale += 1
+            raise Late(
+                f"who arms must name the robot's time (`now`) from an answer of the last {self.settings.lease_s:g} s"
+            )
+
     def _on_arm(self, message: Message) -> None:
+        self._check_recent(message)
         if self.state == FAULT:
             raise Refusal(f"there is a fault that the operator must acknowledge: {self.fault}")
         if self.holder and self.holder != message.session:

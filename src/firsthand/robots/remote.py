@@ -330,7 +330,7 @@ class RemoteRobot(OnboardRobot):
                 f"`firsthand-onboard acknowledge {self.address}`"
             )
         if not status["yours"]:
-            self._ask("arm")
+            self._check(connection.client.arm())
             connection.client.keep_lease(float(connection.about["lease_s"]) / 4)
         return connection.client
 
@@ -355,7 +355,10 @@ class RemoteRobot(OnboardRobot):
         return connection
 
     def _ask(self, kind: str, body=None, arrays: Arrays | None = None) -> Message:
-        answer = self._connect().client.ask(kind, body, arrays)
+        return self._check(self._connect().client.ask(kind, body, arrays))
+
+    @staticmethod
+    def _check(answer: Message) -> Message:
         if answer.kind == "refused":
             raise Interrupted(str(answer.body.get("why")))
         return answer

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 from collections import OrderedDict
@@ -373,10 +374,10 @@ class Runtime:
         pass
 
     def _check_recent(self, message: Message) -> None:
-        """By the robot's own clock, which whoever arms has read: queues and links may hold up what was sent long ago."""
+        """By the robot's own clock, which whoever arms has read: queues and links may hold up what was sent."""
         seen = message.body.get("now")
-        known = isinstance(seen, (int, float)) and not isinstance(seen, bool)
-        if not known or not 0 <= time.monotonic() - seen <= self.settings.lease_s:
+        age = time.monotonic() - seen if isinstance(seen, (int, float)) and not isinstance(seen, bool) else math.inf
+        if not 0 <= age <= self.settings.lease_s:
             self.stale += 1
             raise Late(
                 f"who arms must name the robot's time (`now`) from an answer of the last {self.settings.lease_s:g} s"

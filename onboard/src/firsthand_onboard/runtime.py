@@ -376,7 +376,7 @@ class Runtime:
     def _check_recent(self, message: Message) -> None:
         """By the robot's own clock, which whoever arms has read: queues and links may hold up what was sent."""
         seen = message.body.get("now")
-        age = time.monotonic() - seen if isinstance(seen, (int, float)) and not isinstance(seen, bool) else math.inf
+        age = time.monotonic() - seen if isinstance(seen, float) else math.inf
         if not 0 <= age <= self.settings.lease_s:
             self.stale += 1
             raise Late(

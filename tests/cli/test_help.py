@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -52,3 +53,8 @@ def test_a_terminal_that_knows_only_ascii() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "--eta X" in done.stdout
+
+
+def test_the_version() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{version('firsthand')}\n", "")

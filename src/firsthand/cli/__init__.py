@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from .. import __version__
 from ..cache import cache_folder
 from ..errors import UserError
 from .characterize import Characterize
@@ -44,10 +45,13 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Greek letters shall not end a training run
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(__version__)
+        sys.exit(0)
     command = tyro.cli(
         Command,  # pyright: ignore[reportArgumentType]
         prog="firsthand",
-        description="Train a robot's controller on the robot itself.",
+        description="Train a robot's controller on the robot itself. (firsthand --version prints the version.)",
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
     )

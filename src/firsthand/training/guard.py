@@ -26,7 +26,7 @@ from firsthand_onboard.kinematics import tracked_output
 
 from ..errors import UserError, suggest
 from ..learner import Rollout
-from ..learner.rollout import imagine, residuals
+from ..learner.ground import deviation, ground_of, predicted
 from ..models import Policy
 from ..robots import EpisodeRecord
 from ..robots.onboard import FIRST_AUTHORITY, OnboardRobot
@@ -151,29 +151,17 @@ class Forecast:
 
 @eqx.filter_jit
 def _forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout) -> tuple[Any, Any, Any]:
-    spec = policy.spec
-    half = (jnp.asarray(spec.limits.command_high) - jnp.asarray(spec.limits.command_low)) / 2
-    states = rollout.states[:, :-1]
-    usable = rollout.valid & rollout.valid[:, :1]  # nothing is predicted from a start that was not measured
-    new = jax.vmap(jax.vmap(policy))(states, rollout.previews)
-    old = jax.vmap(jax.vmap(ran))(states, rollout.previews)
-    count = usable.sum()
-
-    def mean(values):
-        """NaN where nothing was measured: then nothing can be predicted either."""
-        return jnp.where(count > 0, jnp.where(usable, values, 0.0).sum() / jnp.maximum(count, 1), jnp.nan)
-
-    change = jnp.sqrt(mean((((new - old) / half) ** 2).mean(axis=-1)))
-    missed = residuals(dynamics, rollout)
-    imagined, _ = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))(
-        policy, dynamics, states[:, 0], rollout.previews, missed, rollout.commands, rollout.free
-    )
+    on = ground_of(dynamics, rollout, None)
+    states, count = rollout.states[:, :-1], on.valid.sum()
+    new, old = (jax.vmap(jax.vmap(each))(states, rollout.previews) for each in (policy, ran))
 
     def error(x):
-        output = jax.vmap(jax.vmap(lambda s: tracked_output(spec, measured_part(spec.layout, s))))(x)
-        return mean(jnp.linalg.norm(output - rollout.references, axis=-1))
+        """NaN where nothing was measured: then nothing can be predicted either."""
+        output = jax.vmap(jax.vmap(lambda s: tracked_output(policy.spec, measured_part(policy.spec.layout, s))))(x)
+        distance = jnp.where(on.valid, jnp.linalg.norm(output - rollout.references, axis=-1), 0.0)
+        return jnp.where(count > 0, distance.sum() / jnp.maximum(count, 1), jnp.nan)
 
-    return change, error(imagined[:, :-1]), error(states)
+    return deviation(policy, new, old, on), error(predicted(policy, dynamics, on).states[:, :-1]), error(states)
 
 
 def forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout, unit: Unit = METRES) -> Forecast:

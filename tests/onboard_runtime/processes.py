@@ -182,7 +182,7 @@ def acknowledge(address: str) -> str:
     """As the operator does; the state afterwards, or why it was refused."""
     client = connect(address, "operator", operator=True)
     number = client.ask("status").body["fault_number"]
-    answer = client.ask("acknowledge", {"number": number}, patience_s=PATIENCE, tries=1)
+    answer = client.acknowledge(number, patience_s=PATIENCE)
     client.close()
     return answer.body["why"] if answer.kind == "refused" else answer.body["state"]
 

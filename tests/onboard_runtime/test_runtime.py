@@ -85,11 +85,11 @@ def test_the_operators_stop_latches_in_every_state_and_may_be_repeated(running):
         status = wait_for(lambda: (s := other.ask("status").body)["state"] == "fault" and s, "the latch")
         assert status["fault"] == "the operator stopped it"
         assert "operator" in client.arm().body["why"]
-        assert "only the operator" in client.ask("acknowledge", {"number": status["fault_number"]}).body["why"]
+        assert "only the operator" in client.acknowledge(status["fault_number"]).body["why"]
         # Whoever acknowledges must know of the newest stop.
         assert other.ask("stop").body["fault_number"] == status["fault_number"] + 1
-        assert other.ask("acknowledge", {"number": status["fault_number"]}).kind == "refused"
-        assert other.ask("acknowledge", {"number": status["fault_number"] + 1}).body["state"] == "idle"
+        assert other.acknowledge(status["fault_number"]).kind == "refused"
+        assert other.acknowledge(status["fault_number"] + 1).body["state"] == "idle"
 
     for _ in range(2):
         assert other.ask("stop").body["state"] == "fault"
@@ -310,6 +310,16 @@ def test_a_permission_that_was_held_up_for_longer_than_a_lease_arms_nothing(leas
     assert client.arm().body["state"] == "armed"
     client.ask("release")
     client.close()
+
+
+def test_an_acknowledgement_that_was_held_up_acknowledges_nothing(leased):
+    operator = leased.client("operator", operator=True)
+    seen = operator.ask("stop").body
+    time.sleep(2.2)
+    late = operator.ask("acknowledge", {"number": seen["fault_number"], "now": seen["now"]})
+    assert (late.kind, late.body["late"], late.body["state"]) == ("refused", True, "fault")
+    assert operator.acknowledge(seen["fault_number"]).body["state"] == "idle"
+    operator.close()
 
 
 def test_a_lost_lease_stops_at_once_and_only_the_operator_lets_it_go_on_if_so_configured(tmp_path):

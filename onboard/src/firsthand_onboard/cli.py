@@ -288,7 +288,7 @@ def _acknowledge(given: argparse.Namespace) -> int:
             print("not acknowledged")
             return 1
         number = status["fault_number"] if given.fault is None else given.fault
-        answer = client.ask("acknowledge", {"number": number}, patience_s=10.0, tries=1)
+        answer = client.acknowledge(number)
     finally:
         client.close()
     if answer.kind == "refused":

@@ -266,10 +266,18 @@ class ClientEnd:
                     return message
         raise LinkError(f"{self.address} does not answer")
 
-    def arm(self, *, tries: int = 3) -> Message:
-        """Ask for the lease, with the robot's time: what is held up on its way for longer than a lease arms nothing."""
-        for _ in range(tries):
-            answer = self.ask("arm", {"now": self.ask("status").body["now"]})
+    def arm(self) -> Message:
+        """Ask for the lease."""
+        return self._permit("arm", {})
+
+    def acknowledge(self, number: int, *, patience_s: float = 10.0) -> Message:
+        """Acknowledge the fault of this number, the one that somebody has looked at. Sent once: it may take a while."""
+        return self._permit("acknowledge", {"number": number}, patience_s=patience_s, tries=1)
+
+    def _permit(self, kind: str, body: Mapping[str, Any], **waiting: Any) -> Message:
+        """With the robot's time of just now, so that a permission which is held up on its way permits nothing."""
+        for _ in range(3):
+            answer = self.ask(kind, {**body, "now": self.ask("status").body["now"]}, **waiting)
             if not answer.body.get("late"):
                 break
         return answer

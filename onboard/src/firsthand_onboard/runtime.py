@@ -45,6 +45,8 @@ STOPPED = "stopped"
 OPERATOR_STOP = "the operator stopped it"
 OPERATORS = ("hello", "status", "stop", "acknowledge")
 """What an operator may ask for; acknowledging is for operators alone."""
+ACKNOWLEDGED_S = 2.0
+"""So old may an acknowledgement be, also where the lease is shorter: whoever sent it still waits for the answer."""
 MOST_STEPS = 200_000
 MOST_POLICIES = 4
 
@@ -373,18 +375,16 @@ class Runtime:
     def _on_status(self, message: Message) -> None:
         pass
 
-    def _check_recent(self, message: Message) -> None:
-        """By the robot's own clock, which whoever arms has read: queues and links may hold up what was sent."""
+    def _check_recent(self, message: Message, within_s: float) -> None:
+        """By the robot's own clock, which whoever gives permission has read: links may hold up what was sent."""
         seen = message.body.get("now")
         age = time.monotonic() - seen if isinstance(seen, float) else math.inf
-        if not 0 <= age <= self.settings.lease_s:
+        if not 0 <= age <= within_s:
             self.stale += 1
-            raise Late(
-                f"who arms must name the robot's time (`now`) from an answer of the last {self.settings.lease_s:g} s"
-            )
+            raise Late(f"{message.kind} must name the robot's time (`now`) from an answer of the last {within_s:g} s")
 
     def _on_arm(self, message: Message) -> None:
-        self._check_recent(message)
+        self._check_recent(message, self.settings.lease_s)
         if self.state == FAULT:
             raise Refusal(f"there is a fault that the operator must acknowledge: {self.fault}")
         if self.holder and self.holder != message.session:
@@ -512,6 +512,7 @@ class Runtime:
     def _on_acknowledge(self, message: Message) -> None:
         if not message.operator:
             raise Refusal("only the operator acknowledges: firsthand-onboard acknowledge")
+        self._check_recent(message, max(self.settings.lease_s, ACKNOWLEDGED_S))
         if self.state != FAULT:
             raise Refusal("there is no fault to acknowledge")
         if message.body.get("number") != self.fault_number:

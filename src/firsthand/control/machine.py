@@ -5,10 +5,12 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from firsthand_onboard.link import ClientEnd, LinkError, Security
+from firsthand_onboard.messages import Message
 from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError
@@ -68,7 +70,7 @@ class Operator:
 
     def acknowledge(self, number: int) -> str:
         """Acknowledge the fault of this number, the one that the person has seen; what to tell the person."""
-        answer = self._ask("acknowledge", {"number": number}, patience_s=10.0, tries=1)
+        answer = self._reach(lambda client: client.acknowledge(number))
         if answer.kind == "refused":
             raise UserError(f"{answer.body['why']}.")
         return f"acknowledged; the machine is {answer.body['state']}"
@@ -79,13 +81,16 @@ class Operator:
             self._client.close()
             self._client = None
 
-    def _ask(self, kind: str, body: dict[str, Any] | None = None, *, patience_s: float = PATIENCE_S, tries: int = 2):
+    def _ask(self, kind: str) -> Message:
+        return self._reach(lambda client: client.ask(kind, patience_s=PATIENCE_S, tries=2))
+
+    def _reach(self, attempt: Callable[[ClientEnd], Message]) -> Message:
         try:
             if self._client is None:
                 client = ClientEnd(self.address, security(), run="operator", operator=is_operator())
                 self._client = client
                 client.hello()
-            return self._client.ask(kind, body, patience_s=patience_s, tries=tries)
+            return attempt(self._client)
         except (LinkError, SpecError) as error:
             with contextlib.suppress(Exception):
                 self.close()

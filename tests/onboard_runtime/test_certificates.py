@@ -70,7 +70,7 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
         assert "the machine is idle" in done.stdout, done.stderr
         status = ask(address, trainer, "status", operator=False).body
         assert status["state"] == "idle"
-        assert status["messages"]["accepted"] == accepted + 11  # hello and question of who got in; who acknowledges asks twice
+        assert status["messages"]["accepted"] == accepted + 11  # hello and question each; an acknowledgement: two
     finally:
         robot.end()
 

@@ -17,6 +17,7 @@ from firsthand.errors import UserError
 from firsthand.robots import SimulatedRobot
 from firsthand.runs.packed import unpack
 from firsthand.training import TrainingConfig
+from firsthand.training import control as training_control
 from firsthand.training.control import Control
 
 from .processes import ROBOT, SMALL, episodes, started, status, wait_for
@@ -170,6 +171,24 @@ def test_a_stop_comes_first(control, monkeypatch):
             files.send(control.run, Request(kind, control.session))
     wait_for(lambda: len(taken) == 3, "all three")
     assert taken[0] == "stop"
+
+
+def test_permissions_that_waited_while_the_trainer_was_away_count_no_more(control, monkeypatch):
+    monkeypatch.setattr(training_control, "AWAY_S", 0.5)
+    with control._publishing:  # it is as if it slept
+        time.sleep(1.0)
+        acknowledged, paused = (
+            files.send(control.run, Request(kind, control.session, number))
+            for kind, number in (("acknowledge", 1), ("pause", None))
+        )
+        time.sleep(1.0)
+    assert "ask again" in answer(control.run, acknowledged)["text"]
+    assert answer(control.run, paused)["ok"]
+    assert control._machine.asked == []
+    monkeypatch.setattr(training_control, "AWAY_S", 60.0)
+    later = files.send(control.run, Request("acknowledge", control.session, 1))
+    control._machine.patience.set()
+    assert answer(control.run, later)["ok"]
 
 
 def test_the_end_waits_for_a_stop_that_is_on_its_way(control):

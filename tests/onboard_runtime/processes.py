@@ -178,6 +178,11 @@ def connect(address: str, run: str = "test", operator: bool = False) -> ClientEn
     return wait_for(attempt, "connection")
 
 
+def stop(client: ClientEnd) -> Any:
+    """Once: a second stop, sent because the answer to the first was slow, would be another one."""
+    return client.ask("stop", patience_s=PATIENCE, tries=1)
+
+
 def acknowledge(address: str) -> str:
     """As the operator does; the state afterwards, or why it was refused."""
     client = connect(address, "operator", operator=True)
@@ -228,7 +233,7 @@ def begin(client: ClientEnd, spec: ControlSpec, name: str, goals: np.ndarray) ->
 
     def begun() -> bool:
         nonlocal why
-        answer = client.arm()
+        answer = client.ask("arm")
         for question in questions:
             if answer.kind == "refused":
                 break

@@ -191,7 +191,7 @@ def flood(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, rig(Path(folder), "--lease", "5") as made:
         assert made.onboard is not None
         client = made.client()
-        client.arm()
+        client.ask("arm")
         client.keep_lease(0.3)
         frames = [
             encode(Message("stop", client.run, client.session, client.robot, 10**9)),

@@ -10,7 +10,7 @@ from firsthand_onboard.link import ClientEnd, LinkError, Security
 from firsthand_onboard.messages import Message
 from firsthand_onboard.spec import SpecError
 
-from .processes import Process, free_port, wait_for
+from .processes import PATIENCE, Process, free_port, wait_for
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_certificates.sh"
 MACHINE = """
@@ -29,12 +29,14 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def ask(address: str, security: Security | None, kind: str, *, operator: bool, **body: object) -> Message:
+def ask(
+    address: str, security: Security | None, kind: str, *, operator: bool, patience_s: float = PATIENCE, **body: object
+) -> Message:
     """One question in a session of its own; `LinkError` where it does not get through."""
     client = ClientEnd(address, security, run="stranger", operator=operator)
     try:
-        client.robot = client.ask("hello", patience_s=0.7, tries=1).robot
-        return client.ask(kind, body, patience_s=5.0, tries=1)
+        client.robot = client.ask("hello", patience_s=patience_s, tries=1).robot
+        return client.ask(kind, body, patience_s=patience_s, tries=1)
     finally:
         client.close()
 
@@ -46,7 +48,7 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
     machine.write_text(MACHINE)
     robot = Process(
         *("-m", "firsthand_onboard", "serve", "--machine", f"{machine}:Standing", "--watchdog", "5"),
-        *("--listen", address, "--certificates", str(ours), "--priority", "0"),
+        *("--listen", address, "--certificates", str(ours), "--priority", "0", "--lease", "30"),
     )
     trainer, operator = (Security.in_folder(ours, who) for who in ("trainer", "operator"))
     try:
@@ -56,28 +58,29 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
         stranger = Security(ours / "ca.pem", theirs / "trainer.pem", theirs / "trainer.key")
         for who, where in ((stranger, address), (None, address.replace("tls", "tcp"))):
             with pytest.raises(LinkError):
-                ask(where, who, "status", operator=False)
+                ask(where, who, "status", operator=False, patience_s=0.7)
         assert ask(address, trainer, "stop", operator=False).body["fault"] == "the operator stopped it"
         # The trainer's certificate does not reach the operators' key, and the operator's not the trainers'.
         for who, key in ((trainer, True), (operator, False)):
             with pytest.raises(LinkError, match="does not answer"):
-                ask(address, who, "status", operator=key)
+                ask(address, who, "status", operator=key, patience_s=0.7)
         assert "only the operator" in ask(address, trainer, "acknowledge", operator=False, number=1).body["why"]
-        assert "for trainers" in ask(address, operator, "arm", operator=True).body["why"]
+        refused = ask(address, operator, "arm", operator=True).body
+        assert "for trainers" in refused["why"]
+        assert refused["messages"]["accepted"] == accepted + 6  # hello and question of every session that got in
         command = [sys.executable, "-m", "firsthand_onboard", "acknowledge", address, "--certificates", str(ours)]
         command += ["--fault", "1"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert "the machine is idle" in done.stdout, done.stderr
         status = ask(address, trainer, "status", operator=False).body
         assert status["state"] == "idle"
-        assert status["messages"]["accepted"] == accepted + 11  # hello and question each; an acknowledgement: two
     finally:
         robot.end()
 
 
 def answered(address: str, security: Security) -> dict | None:
     try:
-        return dict(ask(address, security, "status", operator=False).body)
+        return dict(ask(address, security, "status", operator=False, patience_s=2.0).body)
     except LinkError:
         return None
 

@@ -22,7 +22,7 @@ from firsthand_onboard.messages import Message, encode
 from firsthand_onboard.runtime import OPERATOR_STOP, Runtime, Settings
 from firsthand_onboard.toy import Toy, toy_spec
 
-from .processes import PATIENCE, acknowledge, connect, free_port, random_policy, send_policy, wait_for
+from .processes import PATIENCE, acknowledge, connect, free_port, random_policy, send_policy, stop, wait_for
 
 SPEC = toy_spec(steps=20)
 GOALS = np.tile(np.asarray([[0.8, -0.8], [-0.8, 0.8]], np.float32), (200, 1))
@@ -66,14 +66,15 @@ class Program:
     Its times are long: on a busy computer a thread may get no core for a second.
     """
 
-    def __init__(self, address: str, latch: Path | None = None, command_age_s: float = PATIENCE) -> None:
+    def __init__(
+        self, address: str, latch: Path | None = None, command_age_s: float = PATIENCE, lease_s: float = 10.0
+    ) -> None:
         self.address, self.machine = address, Bench()
         self.link = RobotEnd(address)
         limits = GateLimits.of(SPEC, directions=Bench.directions, command_age_s=command_age_s)
         homing = HomingController(SPEC, limits, Homing((-0.5, 1.0), speed=0.5))
-        self.runtime = Runtime(
-            SPEC, self.machine, limits, self.link, Settings(lease_s=10.0, latch=latch), PERIOD_S, homing
-        )
+        settings = Settings(lease_s=lease_s, latch=latch)
+        self.runtime = Runtime(SPEC, self.machine, limits, self.link, settings, PERIOD_S, homing)
         self.thread = threading.Thread(target=self.runtime.run, daemon=True)
         self.thread.start()
 
@@ -111,13 +112,34 @@ def constant(value: float) -> dict[str, np.ndarray]:
 def armed(program: Program, run: str = "test") -> tuple[ClientEnd, str]:
     """A trainer with the lease and a policy."""
     client = program.trainer(run)
-    assert client.arm().kind == "reply"
+    assert client.ask("arm").kind == "reply"
     client.keep_lease(0.2)
     return client, send_policy(client, SPEC, constant(0.3))
 
 
 def start(client: ClientEnd, name: str, policy: str, goals: np.ndarray = GOALS) -> Any:
     return client.ask("job", {"name": name, "kind": "visit", "policy": policy}, {"goals": goals})
+
+
+def test_a_job_whose_lease_ran_out_while_the_loop_was_away_does_not_begin(monkeypatch):
+    """The program is frozen between taking the job and its first command, and meanwhile the trainer goes."""
+    program = Program(f"tcp/127.0.0.1:{free_port()}", lease_s=1.5)
+    client, policy = armed(program)
+    collect = gc.collect
+
+    def away() -> None:
+        client.drop_lease()
+        time.sleep(3.0)
+        monkeypatch.setattr(timing.gc, "collect", collect)
+
+    monkeypatch.setattr(timing.gc, "collect", away)
+    client.send("job", {"name": "begun", "kind": "visit", "policy": policy}, {"goals": GOALS})
+    wait_for(lambda: (last := program.runtime.last) and last.ended, "the end of the job")
+    assert program.runtime.last.ended == "the lease ran out"
+    program.still()
+    assert program.machine.written == []
+    client.close()
+    program.end()
 
 
 def test_a_job_that_waited_for_a_broken_machine_does_not_run_when_it_is_mended(program):
@@ -128,7 +150,7 @@ def test_a_job_that_waited_for_a_broken_machine_does_not_run_when_it_is_mended(p
     wait_for(lambda: client.ask("status").body["state"] == "fault", "the fault")
     program.machine.broken = lambda: False
     assert acknowledge(program.address) == "idle"
-    assert client.arm().body["job"]["ended"] == "the sensors are gone"
+    assert client.ask("arm").body["job"]["ended"] == "the sensors are gone"
     program.still()
     assert program.machine.written == []
     client.close()
@@ -158,7 +180,7 @@ def test_a_disk_that_is_full_ends_neither_the_program_nor_the_fault(tmp_path):
         start(client, "moves", policy)
         wait_for(lambda: program.machine.written, "motion")
         operator = connect(program.address, "operator", operator=True)
-        operator.ask("stop")
+        stop(operator)
         wait_for(lambda: operator.ask("status").body["state"] == "fault", "the latch")
         assert not (tmp_path / "fault.json").exists()
         assert start(client, "again", policy).kind == "refused"
@@ -215,7 +237,7 @@ def test_a_flood_delays_neither_the_commands_nor_the_operators_stop(program, fra
         before = len(program.machine.written)
         wait_for(lambda: len(program.machine.written) > before + 5, "commands during the flood")
         assert flood.taken > 0
-        assert operator.ask("stop").body["fault"] in ("", OPERATOR_STOP)
+        assert stop(operator).body["fault"] in ("", OPERATOR_STOP)
         wait_for(lambda: operator.ask("status").body["fault"] == OPERATOR_STOP, "the latch")
         program.still()
     finally:
@@ -245,11 +267,19 @@ class Tap:
         self.outgoing.put(frame)
 
 
+def play(outgoing: Any, frames: list[bytes], seen: Callable[[], int]) -> None:
+    """In pieces: of a long burst the queue keeps only the end."""
+    for i, frame in enumerate(frames):
+        outgoing.put(frame)
+        if i % AT_ONCE == AT_ONCE - 1 or i == len(frames) - 1:
+            wait_for(lambda i=i: seen() > i, "the frames")
+
+
 def test_a_whole_session_played_again_moves_nothing_also_after_a_restart(program):
     client, policy = armed(program)
     tap = client._outgoing = Tap(client._outgoing)
     client.hello()
-    client.arm()
+    client.ask("arm")
     send_policy(client, SPEC, constant(0.5))
     start(client, "once", policy, GOALS[:1])
     wait_for(lambda: client.ask("status").body["job"]["ended"] == "done", "the end")
@@ -257,9 +287,7 @@ def test_a_whole_session_played_again_moves_nothing_also_after_a_restart(program
     client.drop_lease()
     frames, written = list(tap.frames), len(program.machine.written)
     assert written == SPEC.reference.steps
-    for frame in frames:
-        tap.outgoing.put(frame)
-    wait_for(lambda: program.link.counts()["replayed"] >= len(frames), "the frames")
+    play(tap.outgoing, frames, lambda: program.link.counts()["replayed"])
     assert program.runtime.state == "idle"
     program.still()
     client.close()
@@ -267,9 +295,8 @@ def test_a_whole_session_played_again_moves_nothing_also_after_a_restart(program
     again = Program(program.address)
     try:
         other = again.trainer()
-        for frame in frames:
-            other._outgoing.put(frame)
-        wait_for(lambda: again.link.counts()["misdirected"] >= len(frames) - 2, "the frames")
+        play(other._outgoing, frames, lambda: sum(again.link.counts().values()) - 1)
+        assert again.link.counts()["misdirected"] >= len(frames) - 2
         assert (again.runtime.state, again.machine.written) == ("idle", [])
         other.close()
     finally:
@@ -288,7 +315,7 @@ def test_after_the_operators_stop_no_order_of_messages_moves_the_machine(program
         kinds = ["job", "home", "play", "policy", "release", "reset", "stop", "acknowledge", "acknowledge"]
         what = rng.choice(kinds)
         if what in kinds[:3] and rng.uniform() < 0.8:
-            client.arm()
+            client.ask("arm")
         if what == "job":
             start(client, f"job-{i}", policy["policy"], GOALS[:2])
         elif what == "home":
@@ -296,13 +323,13 @@ def test_after_the_operators_stop_no_order_of_messages_moves_the_machine(program
         elif what == "play":
             client.ask("job", {"name": f"play-{i}", "kind": "play"}, {"commands": np.full((30, 2), 0.4)})
         elif what == "policy":
-            answer = client.arm()
+            answer = client.ask("arm")
             if answer.kind == "reply":
                 policy["policy"] = send_policy(client, SPEC, constant(0.3))
         elif what == "reset":
             client.ask("reset", arrays={"position": np.zeros(2)})
         elif what == "stop":
-            operator.ask("stop")
+            stop(operator)
             wait_for(lambda: operator.ask("status").body["state"] == "fault", "the latch")
             written, stops = len(program.machine.written), stops + 1
         elif what == "acknowledge":

@@ -50,8 +50,8 @@ def framed(header: bytes, payload: bytes = b"") -> bytes:
 
 
 def header(**changes: object) -> bytes:
-    fields = {"version": 1, "kind": "job", "run": "r", "session": "s", "robot": ROBOT, "number": 2, "answers": 0}
-    return json.dumps({**fields, "body": {}, **changes}).encode()
+    fields = {"version": 2, "kind": "job", "run": "r", "session": "s", "robot": ROBOT, "number": 2, "answers": 0}
+    return json.dumps({**fields, "now": 1.5, "body": {}, **changes}).encode()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def header(**changes: object) -> bytes:
         (framed(b"[" * 60_000), "malformed"),
         (framed(b"\xff\xfe"), "malformed"),
         (framed(b"[]"), "malformed"),
-        (framed(header(version=2)), "unknown"),
+        (framed(header(version=1)), "unknown"),
         (framed(header(kind="dance")), "unknown"),
         (framed(header(kind=["job"])), "unknown"),
         (framed(header(kind="trajectory")), "unknown"),  # the robot's own kind, sent to the robot
@@ -76,6 +76,7 @@ def header(**changes: object) -> bytes:
         (framed(header(number=True)), "malformed"),
         (framed(header(number=-1)), "malformed"),
         (framed(header(number=2**60)), "malformed"),
+        *((framed(header(now=no_time)), "malformed") for no_time in ("1.5", True, 1, 10**400, -1.0, 1e300, None)),
         (framed(header(run="a b")), "malformed"),
         (framed(header(session="")), "malformed"),
         (framed(header(session="x" * 65)), "malformed"),

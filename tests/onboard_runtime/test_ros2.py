@@ -320,7 +320,7 @@ def test_an_episode_runs_over_the_bridge(ros):
     spec, address = toy_spec(), f"tcp/127.0.0.1:{free_port()}"
     with ros.robot(), ros.serve(address):
         client = connect(address)
-        assert client.arm().kind == "reply"
+        assert client.ask("arm").kind == "reply"
         client.keep_lease(0.2)
         body = {"name": "first", "kind": "visit", "policy": send_policy(client, spec, random_policy(spec))}
         assert client.ask("job", body, {"goals": np.asarray([[0.2, 0.3]], np.float32)}).kind == "reply"

@@ -145,7 +145,9 @@ def test_the_forecast_of_the_policy_that_ran_is_what_was_measured(gated):
 def test_where_nothing_was_measured_nothing_is_predicted():
     state, rollout = a_rollout()
     blind = dataclasses.replace(rollout, valid=jnp.zeros((2, 6), bool))
-    assert not forecast(state.policy, state.policy, state.dynamics, blind).within(SETTINGS)
+    nothing = forecast(state.policy, state.policy, state.dynamics, blind)
+    assert np.isnan([nothing.command_change, nothing.error]).all()
+    assert not nothing.within(SETTINGS)
 
 
 def test_a_policy_with_another_bias_changes_commands_by_as_much():

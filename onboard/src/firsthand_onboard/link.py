@@ -7,9 +7,11 @@ import contextlib
 import dataclasses
 import ipaddress
 import json
+import math
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +33,25 @@ from .messages import (
     encode,
 )
 from .spec import SpecError
+from .timing import since_boot
 
 TO_ROBOT_KEY, FROM_ROBOT_KEY = "firsthand/1/to_robot", "firsthand/1/from_robot"
 OPERATOR_KEY = "firsthand/1/operator"
 """What comes over this key is an operator's; where there are certificates, only those named `operator` get in."""
 QUEUE = 64
 """Messages that wait to be read; the oldest go first when a flood comes."""
+WAITING = 1024
+"""The same at the other end."""
 AT_ONCE, BYTES_AT_ONCE = 16, 1 << 20
 """So much of each key is read before the loop goes on: a flood must not hold up commands, nor the operator."""
+
+
+DRIFT = 1e-3
+"""So much two computers' clocks may differ in their rate: what is known of the robot's time grows old."""
+REFRESH_S = 60.0
+"""After so long without a word from the robot its time is asked for again."""
+ACKNOWLEDGE_S = 10.0
+"""So long somebody who has acknowledged waits for the answer: the machine may have to be connected anew."""
 
 
 class LinkError(Exception):
@@ -197,7 +210,8 @@ class RobotEnd:
     def send(self, kind: str, to: Message, body: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None):
         """Tell something to the sender of `to`."""
         self._number += 1
-        message = Message(kind, to.run, to.session, self.identity, self._number, to.number, body, arrays or {})
+        known = (to.run, to.session, self.identity, self._number, to.number)
+        message = Message(kind, *known, body=body, arrays=arrays or {}, now=since_boot())
         self._outgoing.put(encode(message))
 
     def close(self) -> None:
@@ -221,10 +235,13 @@ class ClientEnd:
         self.robot = ""
         self._receiver = Receiver(FROM_ROBOT)
         self._zenoh = _open("client", address, security)
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self._number = 0
+        self._ahead, self._heard = -math.inf, since_boot()
+        """By how much the robot's clock is ahead of ours, at least, and when that was so."""
+        self._inbox: deque[Message] = deque(maxlen=WAITING)
         # Not a callback: zenoh would run it in a thread that Python waits for when it ends.
-        self._incoming = self._zenoh.declare_subscriber(FROM_ROBOT_KEY, zenoh.handlers.RingChannel(1024))
+        self._incoming = self._zenoh.declare_subscriber(FROM_ROBOT_KEY, zenoh.handlers.RingChannel(WAITING))
         self._outgoing = self._zenoh.declare_publisher(OPERATOR_KEY if operator else TO_ROBOT_KEY)
         self._leasing: threading.Event | None = None
         atexit.register(self.close)  # a session that is still open when Python ends would hang it
@@ -236,7 +253,14 @@ class ClientEnd:
         with self._lock:
             self._number += 1
             message = Message(
-                kind, self.run, self.session, self.robot, self._number, body=body or {}, arrays=arrays or {}
+                kind,
+                self.run,
+                self.session,
+                self.robot,
+                self._number,
+                body=body or {},
+                arrays=arrays or {},
+                now=self._robots_time(),
             )
             try:
                 self._outgoing.put(encode(message))
@@ -266,37 +290,40 @@ class ClientEnd:
                     return message
         raise LinkError(f"{self.address} does not answer")
 
-    def arm(self) -> Message:
-        """Ask for the lease."""
-        return self._permit("arm", {})
-
-    def acknowledge(self, number: int, *, patience_s: float = 10.0) -> Message:
-        """Acknowledge the fault of this number, the one that somebody has looked at. Sent once: it may take a while."""
-        return self._permit("acknowledge", {"number": number}, patience_s=patience_s, tries=1)
-
-    def _permit(self, kind: str, body: Mapping[str, Any], **waiting: Any) -> Message:
-        """With the robot's time of just now, so that a permission which is held up on its way permits nothing."""
-        for _ in range(3):
-            answer = self.ask(kind, {**body, "now": self.ask("status").body["now"]}, **waiting)
-            if not answer.body.get("late"):
-                break
-        return answer
+    def acknowledge(self, number: int, *, patience_s: float = ACKNOWLEDGE_S) -> Message:
+        """Acknowledge the fault of this number, which somebody has looked at. Sent once: he may change his mind."""
+        return self.ask("acknowledge", {"number": number}, patience_s=patience_s, tries=1)
 
     def next(self, patience_s: float) -> Message | None:
         """The next message, or None; trajectories are kept in `others`."""
         deadline = time.monotonic() + patience_s
         while True:
-            sample = self._incoming.try_recv()
-            if sample is None:
-                if time.monotonic() >= deadline:
-                    return None
-                time.sleep(0.002)
-                continue
-            message = self._receiver.accept(sample.payload.to_bytes())
-            if message is not None and message.session == self.session:
+            self._read()
+            if self._inbox:
+                message = self._inbox.popleft()
                 if message.kind == "trajectory":
                     self.others.append(message)
                 return message
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(0.002)
+
+    def _read(self) -> None:
+        """What has arrived, and what it tells of the robot's time."""
+        with self._reading:
+            while (sample := self._incoming.try_recv()) is not None:
+                message = self._receiver.accept(sample.payload.to_bytes())
+                if message is None or message.session != self.session:
+                    continue
+                here = since_boot()
+                known = self._ahead - DRIFT * (here - self._heard)
+                self._ahead, self._heard = max(known, message.now - here), here
+                self._inbox.append(message)
+
+    def _robots_time(self) -> float:
+        """Rather too early than too late: it was later when what the robot said of it arrived here."""
+        here = since_boot()
+        return max(here + self._ahead - DRIFT * (here - self._heard), 0.0)
 
     def hello(self) -> Message:
         """Open a session with the robot's program; its answer says what it is."""
@@ -304,7 +331,8 @@ class ClientEnd:
             answer = self.ask("hello", patience_s=1.0)
         except LinkError as error:
             raise LinkError(f"{error}{', or not to this certificate' * self.address.startswith('tls/')}") from None
-        self.robot = answer.robot
+        if answer.robot != self.robot:  # another computer, perhaps
+            self._ahead, self._heard, self.robot = answer.now - since_boot(), since_boot(), answer.robot
         return answer
 
     def keep_lease(self, every_s: float) -> None:
@@ -314,8 +342,9 @@ class ClientEnd:
 
         def beat() -> None:
             while not stop.wait(every_s):
+                self._read()
                 with contextlib.suppress(LinkError):
-                    self.send("lease")
+                    self.send("status" if since_boot() - self._heard > REFRESH_S else "lease")
 
         threading.Thread(target=beat, daemon=True).start()
 

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"FHL1"
 HEAD = struct.Struct("<4sII16s")
 MOST_HEADER = 1 << 16
@@ -64,6 +64,9 @@ class Message:
     """Plain values."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Named arrays."""
+    now: float = 0.0
+    """The robot's time. From the robot: when it was sent. To the robot: the same, rather too early than too late, as
+    the sender knows it from what the robot has told it; 0 where that was nothing yet."""
     operator: bool = False
     """Set by the robot's end, never sent: it came over the operators' key, which certificates guard."""
 
@@ -79,6 +82,7 @@ def encode(message: Message) -> bytes:
             "robot": message.robot,
             "number": message.number,
             "answers": message.answers,
+            "now": float(message.now),
             "body": dict(message.body),
         },
         allow_nan=False,
@@ -153,10 +157,13 @@ def _message(header: dict[str, Any], arrays: dict[str, np.ndarray], kinds: tuple
         raise MessageError("malformed", "a field of the header is of the wrong kind")
     if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53 for n in whole):
         raise MessageError("malformed", "a number of the header is not a whole number")
+    now = header.get("now")
+    if not isinstance(now, float) or not 0 <= now < 2**53:
+        raise MessageError("malformed", "the time of the header is no time")
     run, session, robot = (str(name) for name in names)
     if not NAME.fullmatch(run) or not NAME.fullmatch(session) or (robot and not NAME.fullmatch(robot)):
         raise MessageError("malformed", "an identity has other characters than letters, digits and _.:-")
-    return Message(str(kind), run, session, robot, int(whole[0]), int(whole[1]), body, arrays)  # pyright: ignore
+    return Message(str(kind), run, session, robot, int(whole[0]), int(whole[1]), body, arrays, now)  # pyright: ignore
 
 
 class Receiver:

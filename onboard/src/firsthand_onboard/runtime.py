@@ -7,8 +7,10 @@
 | `moving` | trajectories under the gate | the end of the job; a fault; the lease running out; `stop` |
 | `fault` | neutral | `acknowledge` by the operator, and nothing else |
 
-A `stop` by anybody but the holder of the lease is the operator's: it latches like a fault, in every state. What came
-while the loop was away for longer than the lease is not acted on, except a stop: nobody knows who still stands by it.
+A `stop` by anybody but the holder of the lease is the operator's: it latches like a fault, in every state. A lease
+counts from when its holder sent something, and what moves the machine is not acted on when it is older than that: links
+and queues hold things up. What came while the loop was away for longer than the lease is not acted on either, except a
+stop: nobody knows who still stands by it. None of this holds for lock-step machines, which are simulations.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import time
 from collections import OrderedDict
@@ -29,13 +30,13 @@ import numpy as np
 
 from .gate import GateLimits
 from .homing import HomingController
-from .link import RobotEnd
+from .link import ACKNOWLEDGE_S, RobotEnd
 from .loop import DONE, Executor, Trajectory
 from .machine import MachineError
 from .messages import MOST_PAYLOAD, Message
 from .policy import NumpyPolicy
 from .spec import ControlSpec, SpecError
-from .timing import LockStep, RealTime, no_garbage_collection
+from .timing import LockStep, RealTime, no_garbage_collection, since_boot
 
 log = logging.getLogger("firsthand-onboard")
 
@@ -45,6 +46,8 @@ STOPPED = "stopped"
 OPERATOR_STOP = "the operator stopped it"
 OPERATORS = ("hello", "status", "stop", "acknowledge")
 """What an operator may ask for; acknowledging is for operators alone."""
+TIMELY = ("arm", "job", "reset")
+"""What moves the machine or lets it be moved: not acted on when it is older than the lease."""
 ACKNOWLEDGED_S = 2.0
 """So old may an acknowledgement be, also where the lease is shorter: whoever sent it still waits for the answer."""
 MOST_STEPS = 200_000
@@ -92,10 +95,6 @@ class Job:
 
 class Refusal(Exception):
     """Something that was asked for and cannot be done now; the message says why."""
-
-
-class Late(Refusal):
-    """A permission that may have been held up on its way: whoever gave it may not mean it any more."""
 
 
 def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
@@ -148,7 +147,7 @@ class Runtime:
         self.outbox: list[tuple[Job, int]] = []
         self.refused, self.leases_lost, self.stale = 0, 0, 0
         self.stopping = False
-        self._polled = time.monotonic()
+        self._polled = since_boot()
         self.executor = Executor(spec, machine, limits, clock, self.poll)
         self._recall_fault()
 
@@ -204,6 +203,7 @@ class Runtime:
     def _trajectories(self, job: Job) -> str:
         """One after the other; why the job ended."""
         for i in range(job.count):
+            self.poll()  # the loop may have been away since the job came, or since the last trajectory
             if self.interrupt or self.last_trajectory:
                 return self.interrupt or LEASE_LOST
             trajectory = self._trajectory(job, i)
@@ -299,7 +299,7 @@ class Runtime:
 
     def poll(self) -> str:
         """Messages and lease; returns why a running trajectory must end now, or an empty text."""
-        now = time.monotonic()
+        now = since_boot()
         was_away = not self.lock_step and now - self._polled > self.settings.lease_s
         if was_away and self.holder and now > self.lease_until:
             self._lose_lease()  # before messages are read that have waited for who knows how long
@@ -308,9 +308,9 @@ class Runtime:
                 self.stale += 1
             else:
                 self._answer(message)
-        if self.holder and time.monotonic() > self.lease_until:
+        if self.holder and since_boot() > self.lease_until:
             self._lose_lease()
-        self._polled = time.monotonic()
+        self._polled = since_boot()
         if self.outbox:
             self._tell_trajectory(*self.outbox.pop(0))
         if self.stopping:
@@ -321,25 +321,41 @@ class Runtime:
 
     def _answer(self, message: Message) -> None:
         if self.holder == message.session:
-            self.lease_until = time.monotonic() + self.settings.lease_s
+            self._renew_lease(message)
         if message.kind == "lease":
             return
         try:
             if message.operator and message.kind not in OPERATORS:
                 raise Refusal(f"an operator does not send {message.kind}: that is for trainers")
+            if message.kind in TIMELY:
+                self._check_recent(message, self.settings.lease_s)
             body = getattr(self, f"_on_{message.kind}")(message) or {}
         except (Refusal, SpecError, MachineError) as error:
             self.refused += 1
-            late = isinstance(error, Late)
-            self.link.send("refused", message, {"why": str(error)[:1000], "late": late, **self.status(message)})
+            self.link.send("refused", message, {"why": str(error)[:1000], **self.status(message)})
             return
         self.link.send("reply", message, {**self.status(message), **body}, {"measured": self.executor.measured})
+
+    def _age(self, message: Message) -> float:
+        """Seconds since it was sent, rather too many than too few: queues and links may have held it up."""
+        return 0.0 if self.lock_step else max(since_boot() - message.now, 0.0)
+
+    def _renew_lease(self, message: Message) -> None:
+        """From when its holder sent this, not from when it came: a trainer that is gone holds nothing by a backlog."""
+        self.lease_until = max(self.lease_until, since_boot() - self._age(message) + self.settings.lease_s)
+
+    def _check_recent(self, message: Message, within_s: float) -> None:
+        if (age := self._age(message)) > within_s:
+            self.stale += 1
+            raise Refusal(
+                f"{message.kind} came {min(age, 999):.2f} s after it was sent, but counts for {within_s:g} s; "
+                "if that comes again, the link is too slow for this --lease"
+            )
 
     def status(self, message: Message) -> dict[str, Any]:
         """What everybody may know."""
         job, clock = self.last, self.executor.clock
         return {
-            "now": time.monotonic(),
             "state": self.state,
             "fault": self.fault,
             "fault_number": self.fault_number,
@@ -375,24 +391,15 @@ class Runtime:
     def _on_status(self, message: Message) -> None:
         pass
 
-    def _check_recent(self, message: Message, within_s: float) -> None:
-        """By the robot's own clock, which whoever gives permission has read: links may hold up what was sent."""
-        seen = message.body.get("now")
-        age = time.monotonic() - seen if isinstance(seen, float) else math.inf
-        if not 0 <= age <= within_s:
-            self.stale += 1
-            raise Late(f"{message.kind} must name the robot's time (`now`) from an answer of the last {within_s:g} s")
-
     def _on_arm(self, message: Message) -> None:
-        self._check_recent(message, self.settings.lease_s)
         if self.state == FAULT:
             raise Refusal(f"there is a fault that the operator must acknowledge: {self.fault}")
         if self.holder and self.holder != message.session:
             raise Refusal("another trainer holds the lease")
         if self.state == MOVING:
             raise Refusal("the machine still moves")
-        self.holder, self.state = message.session, ARMED
-        self.lease_until = time.monotonic() + self.settings.lease_s
+        self.holder, self.state, self.lease_until = message.session, ARMED, 0.0
+        self._renew_lease(message)
         log.info("armed by run %s", message.run)
 
     def _on_release(self, message: Message) -> None:
@@ -523,6 +530,8 @@ class Runtime:
         except MachineError as error:
             self._latch(str(error))
             raise Refusal(f"the fault came back: {error}") from None
+        if self._age(message) > ACKNOWLEDGE_S:
+            raise Refusal("the machine is connected again, but that took long: look, and acknowledge again")
         if self.settings.latch is not None:
             try:
                 self.settings.latch.unlink(missing_ok=True)

@@ -12,6 +12,12 @@ SLICE_S = 0.004
 """While waiting for a deadline the loop looks for messages this often, so that a stop does not wait for a period."""
 
 
+def since_boot() -> float:
+    """Seconds of a clock that goes on while the computer sleeps, where there is one: what waited has grown old then."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
 class RealTime:
     """Deadlines one period apart. A late step is counted, and the ones after it do not try to catch up."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from firsthand_onboard.link import ClientEnd, LinkError, Security
+from firsthand_onboard.link import ACKNOWLEDGE_S, ClientEnd, LinkError, Security
 from firsthand_onboard.messages import Message
 from firsthand_onboard.spec import SpecError
 
@@ -20,6 +20,8 @@ CERTIFICATES = "FIRSTHAND_CERTIFICATES"
 PATIENCE_S = 1.0
 WATCH_S, AWAY_S = 1.0, 5.0
 """How often a machine is asked how it is, when it answers and when it does not."""
+ASKED_S = 5.0
+"""An acknowledgement that has waited longer is forgotten: whoever gave it may think otherwise now."""
 STAND_S = 5.0
 """How long a machine that was told to stop may take to stand."""
 
@@ -111,7 +113,7 @@ class Watch:
         self.operator = Operator(address)
         self.seen: dict[str, Any] | None = None
         """What the machine said last."""
-        self._asked: queue.Queue[tuple[int, queue.Queue] | None] = queue.Queue()
+        self._asked: queue.Queue[tuple[int, float, queue.Queue] | None] = queue.Queue()
 
     def start(self) -> None:
         """Begin to look."""
@@ -127,12 +129,12 @@ class Watch:
             with contextlib.closing(Operator(self.operator.address)) as other:
                 return other.stop()
         answer: queue.Queue = queue.Queue()
-        self._asked.put((int(number), answer))
+        self._asked.put((int(number), time.monotonic() + ASKED_S, answer))
         try:
-            result = answer.get(timeout=15.0)
+            result = answer.get(timeout=ASKED_S + ACKNOWLEDGE_S + STAND_S)
         except queue.Empty:
             raise UserError("the machine does not answer.") from None
-        if isinstance(result, UserError):
+        if isinstance(result, Exception):
             raise result
         return str(result)
 
@@ -147,9 +149,11 @@ class Watch:
             if asked is None:
                 self.operator.close()
                 return
-            number, answer = asked
+            number, until, answer = asked
             try:
+                if time.monotonic() > until:
+                    raise UserError("the machine did not answer; what was acknowledged is forgotten.")
                 answer.put(self.operator.acknowledge(number))
-            except UserError as error:
+            except Exception as error:  # for whoever asked; this thread goes on looking
                 answer.put(error)
             self.seen = self.operator.look()

@@ -330,7 +330,7 @@ class RemoteRobot(OnboardRobot):
                 f"`firsthand-onboard acknowledge {self.address}`"
             )
         if not status["yours"]:
-            self._check(connection.client.arm())
+            self._ask("arm")
             connection.client.keep_lease(float(connection.about["lease_s"]) / 4)
         return connection.client
 
@@ -355,10 +355,7 @@ class RemoteRobot(OnboardRobot):
         return connection
 
     def _ask(self, kind: str, body=None, arrays: Arrays | None = None) -> Message:
-        return self._check(self._connect().client.ask(kind, body, arrays))
-
-    @staticmethod
-    def _check(answer: Message) -> Message:
+        answer = self._connect().client.ask(kind, body, arrays)
         if answer.kind == "refused":
             raise Interrupted(str(answer.body.get("why")))
         return answer

@@ -18,6 +18,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from firsthand_onboard.timing import since_boot
+
 from ..control import files
 from ..control.files import Event, Request, Status
 from ..control.machine import Watch
@@ -34,6 +36,9 @@ EVERY_S = 0.2
 """How often requests are looked for."""
 BEAT_S = 0.5
 """How often the trainer says that it lives."""
+AWAY_S = 10.0
+"""Where requests were not looked for so long (Ctrl-Z, a laptop that slept), permissions that waited count no more."""
+PERMISSIONS = ("acknowledge", "approve", "resume")
 TIMED = 10
 """The time left follows from so many of the newest episodes."""
 GOODBYE_S = 15.0
@@ -240,11 +245,12 @@ class Control(Callback):
     # In the thread that listens.
 
     def _serve(self) -> None:
-        published = 0.0
+        published, looked = 0.0, since_boot()
         while not self._done.wait(EVERY_S):
+            was_away, looked = since_boot() - looked > AWAY_S, since_boot()
             names = files.waiting(self.run)
             for name in sorted(names, key=self._is_no_stop):  # a stop first, whatever came before it
-                self._receive(name)
+                self._receive(name, was_away)
             self._watch_faults()
             if names or time.monotonic() - published >= BEAT_S:
                 self._publish()
@@ -256,13 +262,15 @@ class Control(Callback):
         except UserError:
             return True
 
-    def _receive(self, name: str) -> None:
+    def _receive(self, name: str, was_away: bool) -> None:
         kind = "unknown"
         try:
             request = files.read_request(self.run, name)
             kind = request.kind
             if request.session != self.session:
                 raise UserError("this was meant for a trainer that is not there any more.")
+            if was_away and kind in PERMISSIONS:
+                raise UserError("this has waited while the trainer was away; look, and ask again.")
             text = self._take(name, request)
             if text is not None:
                 self._answer(name, kind, True, text)

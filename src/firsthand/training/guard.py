@@ -161,7 +161,8 @@ def _forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout) -> t
         distance = jnp.where(on.valid, jnp.linalg.norm(output - rollout.references, axis=-1), 0.0)
         return jnp.where(count > 0, distance.sum() / jnp.maximum(count, 1), jnp.nan)
 
-    return deviation(policy, new, old, on), error(predicted(policy, dynamics, on).states[:, :-1]), error(states)
+    change = jnp.where(count > 0, deviation(policy, new, old, on), jnp.nan)
+    return change, error(predicted(policy, dynamics, on).states[:, :-1]), error(states)
 
 
 def forecast(policy: Policy, ran: Policy, dynamics: Any, rollout: Rollout, unit: Unit = METRES) -> Forecast:

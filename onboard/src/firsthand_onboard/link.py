@@ -44,8 +44,6 @@ WAITING = 1024
 """The same at the other end."""
 AT_ONCE, BYTES_AT_ONCE = 16, 1 << 20
 """So much of each key is read before the loop goes on: a flood must not hold up commands, nor the operator."""
-
-
 DRIFT = 1e-3
 """So much two computers' clocks may differ in their rate: what is known of the robot's time grows old."""
 REFRESH_S = 60.0

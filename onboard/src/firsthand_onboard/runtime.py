@@ -48,7 +48,7 @@ OPERATORS = ("hello", "status", "stop", "acknowledge")
 """What an operator may ask for; acknowledging is for operators alone."""
 TIMELY = ("arm", "job", "reset")
 """What moves the machine or lets it be moved: not acted on when it is older than the lease."""
-ACKNOWLEDGED_S = 2.0
+HELD_UP_S = 2.0
 """So old may an acknowledgement be, also where the lease is shorter: whoever sent it still waits for the answer."""
 MOST_STEPS = 200_000
 MOST_POLICIES = 4
@@ -203,9 +203,9 @@ class Runtime:
     def _trajectories(self, job: Job) -> str:
         """One after the other; why the job ended."""
         for i in range(job.count):
-            self.poll()  # the loop may have been away since the job came, or since the last trajectory
-            if self.interrupt or self.last_trajectory:
-                return self.interrupt or LEASE_LOST
+            reason = self.poll()  # the loop may have been away since the job came, or since the last trajectory
+            if reason or self.last_trajectory:
+                return reason or LEASE_LOST
             trajectory = self._trajectory(job, i)
             job.trajectories.append(trajectory)
             self.outbox.append((job, i))
@@ -519,7 +519,7 @@ class Runtime:
     def _on_acknowledge(self, message: Message) -> None:
         if not message.operator:
             raise Refusal("only the operator acknowledges: firsthand-onboard acknowledge")
-        self._check_recent(message, max(self.settings.lease_s, ACKNOWLEDGED_S))
+        self._check_recent(message, max(self.settings.lease_s, HELD_UP_S))
         if self.state != FAULT:
             raise Refusal("there is no fault to acknowledge")
         if message.body.get("number") != self.fault_number:

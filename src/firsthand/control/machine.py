@@ -20,8 +20,9 @@ CERTIFICATES = "FIRSTHAND_CERTIFICATES"
 PATIENCE_S = 1.0
 WATCH_S, AWAY_S = 1.0, 5.0
 """How often a machine is asked how it is, when it answers and when it does not."""
-ASKED_S = 5.0
-"""An acknowledgement that has waited longer is forgotten: whoever gave it may think otherwise now."""
+ASKED_S, ANSWERED_S = 5.0, 5.0 + 5.0 + ACKNOWLEDGE_S
+"""An acknowledgement that has waited longer is forgotten: whoever gave it may think otherwise now. He waits so long for
+the answer: until it is sent, for connecting, and for what the machine needs."""
 STAND_S = 5.0
 """How long a machine that was told to stop may take to stand."""
 
@@ -131,7 +132,7 @@ class Watch:
         answer: queue.Queue = queue.Queue()
         self._asked.put((int(number), time.monotonic() + ASKED_S, answer))
         try:
-            result = answer.get(timeout=ASKED_S + ACKNOWLEDGE_S + STAND_S)
+            result = answer.get(timeout=ANSWERED_S)
         except queue.Empty:
             raise UserError("the machine does not answer.") from None
         if isinstance(result, Exception):

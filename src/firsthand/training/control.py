@@ -22,7 +22,7 @@ from firsthand_onboard.timing import since_boot
 
 from ..control import files
 from ..control.files import Event, Request, Status
-from ..control.machine import Watch
+from ..control.machine import ANSWERED_S, Watch
 from ..errors import UserError
 from ..robots import SimulatedRobot
 from ..runs import atomic
@@ -41,7 +41,7 @@ AWAY_S = 10.0
 PERMISSIONS = ("acknowledge", "approve", "resume")
 TIMED = 10
 """The time left follows from so many of the newest episodes."""
-GOODBYE_S = 15.0
+GOODBYE_S = ANSWERED_S
 """How long the end waits for what is still being asked of the machine."""
 KEPT = "kept"
 """The run's folder for checkpoints that a person wants to stay."""

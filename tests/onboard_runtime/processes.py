@@ -19,9 +19,15 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.link import ClientEnd, LinkError
 from firsthand_onboard.runtime import policy_digest
+from firsthand_onboard.toy import toy_spec
 
 PATIENCE = 60.0
 """Seconds after which something counts as hanging; machines are slow when they are busy."""
+
+SPEC = toy_spec()
+FAST = {"simulate": ("--speed", "4")}
+GOALS = np.tile(np.asarray([[0.8, -0.8], [-0.8, 0.8]], np.float32), (500, 1))
+"""Minutes of motion: every test interrupts it."""
 
 
 def free_port() -> int:
@@ -245,3 +251,16 @@ def begin(client: ClientEnd, spec: ControlSpec, name: str, goals: np.ndarray) ->
         if begun():
             return
     raise AssertionError(why)
+
+
+def finished(client: ClientEnd) -> dict:
+    """The status once the job is over."""
+    return wait_for(lambda: (s := client.ask("status").body)["job"] and s["job"]["ended"] and s, "end of the job")
+
+
+def silent(made: Rig) -> None:
+    """The machine stands in neutral and stays there."""
+    wait_for(lambda: not made.moving(), "neutral")
+    count = len(made.lines())
+    wait_for(lambda: len(made.lines()) > count + 20, "time to pass")
+    assert not any(any(line["command"]) for line in made.lines()[count:])

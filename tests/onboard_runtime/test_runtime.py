@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,34 +16,26 @@ from firsthand.cli.inspect import check_goes_on
 from firsthand.errors import UserError
 from firsthand.robots.registry import make_task
 from firsthand.robots.remote import RemoteRobot, disconnect
-from firsthand_onboard import link
 from firsthand_onboard.cli import _check_writable, main
 from firsthand_onboard.link import ClientEnd, LinkError, check_address
-from firsthand_onboard.messages import Message
 from firsthand_onboard.spec import SpecError
-from firsthand_onboard.timing import since_boot
-from firsthand_onboard.toy import toy_spec
 from firsthand_onboard.watchdog import check_timeout, timeout_for
 
-from .processes import Rig, begin, free_port, random_policy, rig, send_policy, stop, wait_for
-
-SPEC = toy_spec()
-FAST = {"simulate": ("--speed", "4")}
-GOALS = np.tile(np.asarray([[0.8, -0.8], [-0.8, 0.8]], np.float32), (500, 1))
-"""Minutes of motion: every test interrupts it."""
-
-
-def finished(client: ClientEnd) -> dict:
-    """The status once the job is over."""
-    return wait_for(lambda: (s := client.ask("status").body)["job"] and s["job"]["ended"] and s, "end of the job")
-
-
-def silent(made: Rig) -> None:
-    """The machine stands in neutral and stays there."""
-    wait_for(lambda: not made.moving(), "neutral")
-    count = len(made.lines())
-    wait_for(lambda: len(made.lines()) > count + 20, "time to pass")
-    assert not any(any(line["command"]) for line in made.lines()[count:])
+from .processes import (
+    FAST,
+    GOALS,
+    SPEC,
+    Rig,
+    begin,
+    finished,
+    free_port,
+    random_policy,
+    rig,
+    send_policy,
+    silent,
+    stop,
+    wait_for,
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +43,6 @@ def running(tmp_path_factory: pytest.TempPathFactory):
     """A rig that tests of peaceful things share."""
     options = ("--speed", "4", "--lease", "2", "--between", "home")
     with rig(tmp_path_factory.mktemp("rig"), *options, **FAST) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def leased(tmp_path_factory: pytest.TempPathFactory):
-    """A rig with a short lease, which finishes what runs when the lease is lost."""
-    with rig(tmp_path_factory.mktemp("rig"), "--speed", "4", "--lease", "1", **FAST) as made:
         yield made
 
 
@@ -235,161 +219,6 @@ def test_what_is_not_allowed_is_refused_and_changes_nothing(running):
     client.ask("release")
     client.close()
     other.close()
-
-
-def last_trajectory(client: ClientEnd, job: dict) -> Message:
-    """What came of a job that was cut short."""
-    assert client.ask("fetch", {"job": job["name"], "index": job["count"] - 1}).kind == "reply"
-    return client.others[-1]
-
-
-def test_a_lost_lease_lets_the_trajectory_end_and_nothing_moves_again_by_itself(leased):
-    client = leased.client()
-    begin(client, SPEC, "cut", GOALS)
-    wait_for(leased.moving, "motion")
-    client.close()  # the link is cut
-    wait_for(lambda: not leased.moving(), "neutral")
-    again = leased.client()
-    job = finished(again)["job"]
-    assert job["ended"] == "the lease ran out"
-    assert last_trajectory(again, job).body["ended"] == "done"
-    again.keep_lease(0.05)  # a link that is back is no permission
-    silent(leased)
-    begin(again, SPEC, "armed again", GOALS)
-    wait_for(leased.moving, "motion after arming again")
-    again.close()
-    wait_for(lambda: not leased.moving(), "neutral")
-
-
-def test_of_a_long_motion_only_a_trajectory_is_finished(leased):
-    client = leased.client()
-    wait_for(lambda: client.ask("arm").kind == "reply", "the end of what was before")
-    client.keep_lease(0.05)
-    commands = np.tile(np.asarray([[0.5, -0.5], [-0.5, 0.5]], np.float32), (5000, 1))
-    client.ask("job", {"name": "long", "kind": "play"}, {"commands": commands})
-    wait_for(leased.moving, "motion")
-    client.close()
-    again = leased.client()
-    job = finished(again)["job"]
-    assert job["ended"] == "the lease ran out"
-    happened = last_trajectory(again, job).arrays["valid"]
-    assert happened.any()
-    assert happened.sum() % SPEC.reference.steps == 0  # at its end, not in its middle
-    silent(leased)
-    again.close()
-
-
-def test_what_waited_while_the_loop_was_away_does_not_move_the_machine(leased):
-    client = leased.client()
-    client.ask("arm")
-    client.keep_lease(0.1)
-    policy = send_policy(client, SPEC, random_policy(SPEC))
-    before = client.ask("status").body
-    leased.onboard.signal(signal.SIGSTOP)
-    client.drop_lease()
-    for _ in range(3):
-        client.send("arm")
-        client.send("job", {"name": "long ago", "kind": "visit", "policy": policy}, {"goals": GOALS})
-    time.sleep(2.0)  # two leases: nobody knows whether the trainer is still there
-    client.close()
-    leased.onboard.signal(signal.SIGCONT)
-    again = leased.client()
-    # Not all of them: what the network brings only after the loop has looked is refused one by one.
-    wait_for(lambda: again.ask("status").body["messages"]["stale"] > before["messages"]["stale"], "what waited")
-    silent(leased)
-    status = again.ask("status").body
-    assert (status["state"], status["taken"]) == ("idle", False)
-    assert status["job"] is None or status["job"]["name"] != "long ago"
-    again.close()
-
-
-class Held:
-    """A link that keeps what is sent until it is let go."""
-
-    def __init__(self, client: ClientEnd) -> None:
-        self.outgoing, self.frames = client._outgoing, []
-        client._outgoing = self
-
-    def put(self, frame: bytes) -> None:
-        self.frames.append(frame)
-
-
-def test_what_a_link_held_up_for_longer_than_the_lease_moves_nothing(leased):
-    """Also where the loop was never away: the backlog of a trainer that is gone comes later, or slowly."""
-    client, watcher = leased.client(), leased.client("watcher")
-    client.ask("arm")
-    client.keep_lease(0.1)
-    policy = send_policy(client, SPEC, random_policy(SPEC))
-    lost = client.ask("status").body["leases_lost"]
-    held = Held(client)
-    time.sleep(0.5)
-    client.drop_lease()
-    for _ in range(3):
-        client.send("arm")
-        client.send("job", {"name": "held up", "kind": "visit", "policy": policy}, {"goals": GOALS})
-    for frame in held.frames[:-6]:  # beats, slower than they were sent
-        held.outgoing.put(frame)
-        time.sleep(0.3)
-    time.sleep(1.0)
-    assert watcher.ask("status").body["leases_lost"] == lost + 1
-    stale = watcher.ask("status").body["messages"]["stale"]
-    for frame in held.frames[-6:]:
-        held.outgoing.put(frame)
-    status = wait_for(lambda: (s := watcher.ask("status").body)["messages"]["stale"] >= stale + 6 and s, "the backlog")
-    assert (status["state"], status["taken"]) == ("idle", False)
-    silent(leased)
-    client._outgoing = held.outgoing
-    assert client.ask("arm").body["state"] == "armed"
-    client.ask("release")
-    client.close()
-    watcher.close()
-
-
-@pytest.mark.parametrize("rate", [0.9995, 1.0005])
-def test_a_trainer_whose_clock_is_another_knows_the_robots_time_and_never_too_late(leased, monkeypatch, rate):
-    start = since_boot()
-    monkeypatch.setattr(link, "since_boot", lambda: 77.0 + rate * (since_boot() - start))
-    client = leased.client()
-    guessed = [(client._robots_time(), since_boot()) for _ in range(200) if not time.sleep(0.01)]
-    assert all(robots <= now for robots, now in guessed)
-    assert max(now - robots for robots, now in guessed) < 1.0
-    assert client.ask("arm").kind == "reply"
-    client.ask("release")
-    client.close()
-
-
-def test_an_acknowledgement_that_was_held_up_acknowledges_nothing(leased):
-    operator = leased.client("operator", operator=True)
-    number = stop(operator).body["fault_number"]
-    held = Held(operator)
-    operator.send("acknowledge", {"number": number})
-    time.sleep(2.2)
-    operator._outgoing = held.outgoing
-    for frame in held.frames:
-        held.outgoing.put(frame)
-    refused = operator.next(60)
-    assert refused is not None
-    assert (refused.kind, refused.body["state"]) == ("refused", "fault")
-    assert "after it was sent" in refused.body["why"]
-    assert operator.acknowledge(number).body["state"] == "idle"
-    operator.close()
-
-
-def test_a_lost_lease_stops_at_once_and_only_the_operator_lets_it_go_on_if_so_configured(tmp_path):
-    with rig(tmp_path, "--speed", "4", "--lease", "1", "--rearm", "operator", "--on-lost", "stop", **FAST) as made:
-        client = made.client()
-        begin(client, SPEC, "cut", GOALS)
-        wait_for(made.moving, "motion")
-        client.close()
-        again = made.client()
-        job = finished(again)["job"]
-        assert job["ended"] == last_trajectory(again, job).body["ended"] == "the lease ran out"
-        wait_for(lambda: again.ask("status").body["state"] == "fault", "the latch")
-        silent(made)
-        assert "operator" in again.ask("arm").body["why"]
-        assert made.acknowledge() == "idle"
-        assert again.ask("arm").kind == "reply"
-        again.close()
 
 
 def operator(made: Rig, *command: str) -> str:

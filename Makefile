@@ -57,19 +57,19 @@ soak: $(TEST_READY)
 peers: $(PEERS_READY) $(DREAMERV3)/.ready
 
 clean:
-	rm -rf $(VENV) $(DREAMERV3) build dist src/*.egg-info onboard/src/*.egg-info
+	rm -rf $(VENV) $(DREAMERV3) build dist src/*.egg-info onboard/src/*.egg-info lab/src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("firsthand needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml constraints.txt
+$(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml lab/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e .
 	@touch $@
 
 $(TEST_READY): $(READY)
 	scripts/install_browser.sh
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[test]' -e 'lab[ray]'
 	@touch $@
 
 $(PAGE_READY): $(READY)
@@ -81,7 +81,7 @@ $(LINT_READY): $(READY)
 	@touch $@
 
 $(PEERS_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[peers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e . -e 'lab[peers]'
 	@touch $@
 
 $(DREAMERV3)/.ready: constraints-dreamerv3.txt

@@ -42,7 +42,7 @@ int main(void)
 
 def c_times(spec, layers) -> np.ndarray:
     """Microseconds of each call."""
-    card = ModelCard.of(spec, layers, run="benchmark", episode=0, tracking_error_m=None)
+    card = ModelCard.of(spec, layers, run="benchmark", episode=0, tracking_error=None)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, text in {**c_files(spec, layers, card), "main.c": MAIN % CALLS}.items():

@@ -108,7 +108,7 @@ def run(log: Path | None, practised: bool, excited: bool, seed: int, episodes: i
     motion = mock.patch.object(prior.Prior, "has_seen_motion", new=not excited and bool(start.rows))
     with mock.patch.object(prior, "POLICY_ROUNDS", prior.POLICY_ROUNDS if practised else 0), motion:
         while trainer.episode < episodes:
-            errors.append(trainer.run_episode().metrics["tracking_error_m"])
+            errors.append(trainer.run_episode().metrics["tracking_error"])
             tick(errors[-1])
     return {"seed": seed, "error_m": errors}
 
@@ -149,7 +149,7 @@ def main() -> None:
                 done = run(logs[log], practised, excited, seed, options.episodes, tick)
                 others = [r for r in results.get(variant, []) if r["seed"] != seed]
                 results[variant] = sorted([*others, done], key=lambda r: r["seed"])
-                content = {"minutes": options.minutes, "pi_error_m": pi_error, "variants": results}
+                content = {"minutes": options.minutes, "pi_error": pi_error, "variants": results}
                 RESULTS.write_text(json.dumps(rounded(content), indent=1) + "\n")
     table = Table(
         title=f"Mean error in cm (median of seeds {options.seeds}); fast preset; {options.minutes:g} min of data"

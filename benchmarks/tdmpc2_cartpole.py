@@ -23,8 +23,8 @@ os.environ.setdefault("MUJOCO_GL", "disabled")
 
 import numpy as np
 
-from firsthand.baselines import tdmpc2
 from firsthand.runs import atomic, packed
+from firsthand_lab.baselines import tdmpc2
 
 try:
     from dm_control import suite

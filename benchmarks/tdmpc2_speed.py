@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from firsthand.baselines import tdmpc2
 from firsthand.runs import atomic
+from firsthand_lab.baselines import tdmpc2
 
 SETTINGS = ("default", "official_smallest", "reduced")
 OBSERVATION, ACTION, EPISODE = 5, 1, 500

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from firsthand.baselines.tdmpc2 import Agent, Config
-from firsthand.baselines.tdmpc2.learning import (
+from firsthand_lab.baselines.tdmpc2 import Agent, Config
+from firsthand_lab.baselines.tdmpc2.learning import (
     Batch,
     State,
 )
-from firsthand.baselines.tdmpc2.networks import (
+from firsthand_lab.baselines.tdmpc2.networks import (
     WorldModel,
 )
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from firsthand.baselines.dreamerv3 import job, run
-from firsthand.baselines.dreamerv3.protocol import ACT, NEXT, RESET, SEEN, STEP, Ended, Link, numbers
-from firsthand.baselines.setup import plant_and_task
-from firsthand.baselines.view import RobotView
 from firsthand.errors import UserError
-from firsthand.experiments import files
-from firsthand.experiments.base import Job
+from firsthand_lab.baselines.dreamerv3 import job, run
+from firsthand_lab.baselines.dreamerv3.protocol import ACT, NEXT, RESET, SEEN, STEP, Ended, Link, numbers
+from firsthand_lab.baselines.setup import plant_and_task
+from firsthand_lab.baselines.view import RobotView
+from firsthand_lab.experiments import files
+from firsthand_lab.experiments.base import Job
 
 FOLDER = Path(job.__file__).parent
 INSTALLED = (job.ENVIRONMENT / ".ready").exists()
@@ -200,7 +200,7 @@ def test_it_learns_and_a_killed_job_goes_on_to_the_same_end(tmp_path, monkeypatc
     assert saved == [20, 40, 60]
     run(parameters(), cut, lambda done, note="": None)
     again = files.read_csv(cut / "curves.csv")
-    for name in ("tracking_error_m", "updates"):
+    for name in ("tracking_error", "updates"):
         np.testing.assert_array_equal(again[name], curves[name])
     for name in ("random_m", "shapes_m"):
         np.testing.assert_array_equal(files.read_csv(cut / "marks.csv")[name], marks[name])
@@ -213,9 +213,9 @@ def test_it_learns_and_a_killed_job_goes_on_to_the_same_end(tmp_path, monkeypatc
 @needs_sheeprl
 def test_the_learner_ends_with_the_job(tmp_path):
     folder = tmp_path / "job"
-    endless = Job("endless", "firsthand.baselines.dreamerv3:run", parameters(episodes=1000))
+    endless = Job("endless", "firsthand_lab.baselines.dreamerv3:run", parameters(episodes=1000))
     files.write_json(folder / "job.json", endless.as_dict())
-    command = [sys.executable, "-m", "firsthand.experiments.worker", str(folder), ""]
+    command = [sys.executable, "-m", "firsthand_lab.experiments.worker", str(folder), ""]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert "done" in json.loads(worker.stdout.readline())
         learner = children(worker.pid)

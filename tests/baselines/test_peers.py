@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from firsthand.baselines import compare, pid, rows
-from firsthand.baselines.ledger import CURVES, FACTS, MARKS, PATHS, peak_memory_mb
-from firsthand.baselines.registry import OURS, PEERS, chosen
-from firsthand.baselines.setup import plant_and_task
-from firsthand.baselines.view import RobotView
 from firsthand.errors import UserError
-from firsthand.experiments import Result, Size, files, worker
-from firsthand.experiments.study import Study
+from firsthand_lab.baselines import compare, pid, rows
+from firsthand_lab.baselines.ledger import CURVES, FACTS, MARKS, PATHS, peak_memory_mb
+from firsthand_lab.baselines.registry import OURS, PEERS, chosen
+from firsthand_lab.baselines.setup import plant_and_task
+from firsthand_lab.baselines.view import RobotView
+from firsthand_lab.experiments import Result, Size, files, worker
+from firsthand_lab.experiments.study import Study
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,7 +100,7 @@ def write_books(folder, errors, *, computing=1.0, random_m=0.02):
     folder.mkdir(parents=True)
     count = len(errors)
     episodes = np.arange(1, count + 1)
-    columns = {"episode": episodes, "tracking_error_m": errors, "computing_s": np.full(count, computing)}
+    columns = {"episode": episodes, "tracking_error": errors, "computing_s": np.full(count, computing)}
     files.write_csv(folder / CURVES, {**columns, "updates": 10 * episodes})
     tested = np.asarray([e for e in (5, 10, 20, 40) if e <= count] or [count])
     error = random_m * np.sqrt(count / tested)
@@ -279,7 +279,7 @@ def test_a_peer_leaves_its_books(name, tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_tdmpc2_goes_on_to_the_same_end(tmp_path, monkeypatch):
-    from firsthand.baselines.tdmpc2 import job
+    from firsthand_lab.baselines.tdmpc2 import job
 
     parameters = {"robot": "excavator", "seed": 0, "episodes": 2, "marks": [1, 2], "setting": "tiny"}
     job.run(parameters, tmp_path / "whole", lambda done, note="": None)
@@ -296,7 +296,7 @@ def test_an_interrupted_tdmpc2_goes_on_to_the_same_end(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         job.run(parameters, tmp_path / "cut", lambda done, note="": None)
     job.run(parameters, tmp_path / "cut", lambda done, note="": None)
-    for name, columns in ((CURVES, ("episode", "tracking_error_m", "updates")), (MARKS, ("random_m", "shapes_m"))):
+    for name, columns in ((CURVES, ("episode", "tracking_error", "updates")), (MARKS, ("random_m", "shapes_m"))):
         whole, cut = (files.read_csv(tmp_path / which / name) for which in ("whole", "cut"))
         for column in columns:
             np.testing.assert_array_equal(cut[column], whole[column])
@@ -310,7 +310,7 @@ def test_the_peers_of_stable_baselines_leave_their_books(algorithm, tmp_path):
 
 
 def test_varied_machines_differ_as_their_numbers_say():
-    from firsthand.baselines.earlier import SPREAD, family
+    from firsthand_lab.baselines.earlier import SPREAD, family
 
     plant, _ = plant_and_task("excavator")
     machines, numbers = family(plant, 5, seed=0)
@@ -322,11 +322,11 @@ def test_varied_machines_differ_as_their_numbers_say():
 @pytest.mark.parametrize("approach", ["simulator", "randomised"])
 def test_an_earlier_approach_runs_through(approach, tmp_path):
     pytest.importorskip("stable_baselines3", reason="the extra `peers` is not installed")
-    from firsthand.baselines import earlier
-    from firsthand.experiments.learning import SPEEDS
+    from firsthand_lab.baselines import earlier
+    from firsthand_lab.experiments.learning import SPEEDS
 
     parameters = {"approach": approach, "seed": 0, "steps": 3000, "speeds": [2.0], "tiny": True}
     earlier.run(parameters, tmp_path, lambda done, note="": None)
     table = files.read_csv(tmp_path / SPEEDS)
     assert list(table["reference"]) == ["random", "together"]
-    assert np.isfinite(table["mean_error_m"]).all()
+    assert np.isfinite(table["mean_error"]).all()

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from firsthand.baselines.tdmpc2 import Agent, Config, default, official_smallest, reduced
-from firsthand.baselines.tdmpc2.replay import Replay
 from firsthand.errors import UserError
 from firsthand.runs import packed
+from firsthand_lab.baselines.tdmpc2 import Agent, Config, default, official_smallest, reduced
+from firsthand_lab.baselines.tdmpc2.replay import Replay
 
 from .tdmpc2_tools import TINY, Line, line_agent, run_episode
 
@@ -187,6 +187,8 @@ def test_wrong_use_gets_one_sentence():
 
 
 def test_it_needs_neither_torch_nor_dm_control():
-    program = "import sys, firsthand.baselines.tdmpc2; print([m for m in ('torch', 'dm_control') if m in sys.modules])"
+    program = (
+        "import sys, firsthand_lab.baselines.tdmpc2; print([m for m in ('torch', 'dm_control') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.baselines.tdmpc2 import Config
-from firsthand.baselines.tdmpc2.agent import _plan, _update
-from firsthand.baselines.tdmpc2.learning import (
+from firsthand_lab.baselines.tdmpc2 import Config
+from firsthand_lab.baselines.tdmpc2.agent import _plan, _update
+from firsthand_lab.baselines.tdmpc2.learning import (
     draw_update_noise,
     model_loss,
     policy_loss,
     td_targets,
     value_loss,
 )
-from firsthand.baselines.tdmpc2.networks import (
+from firsthand_lab.baselines.tdmpc2.networks import (
     Network,
     WorldModel,
     draw_action,
@@ -28,8 +28,8 @@ from firsthand.baselines.tdmpc2.networks import (
     simnorm,
     values_of_pair,
 )
-from firsthand.baselines.tdmpc2.planning import draw_plan_noise, unroll
-from firsthand.baselines.tdmpc2.regression import cross_entropy, expected, symexp, symlog, two_hot
+from firsthand_lab.baselines.tdmpc2.planning import draw_plan_noise, unroll
+from firsthand_lab.baselines.tdmpc2.regression import cross_entropy, expected, symexp, symlog, two_hot
 
 from .tdmpc2_tools import TINY, Line, line_agent, new_model, new_state, normal, perturbed, random_batch, run_episode
 

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from firsthand.baselines import view as views
-from firsthand.baselines.ours import PolicyController
-from firsthand.baselines.setup import plant_and_task
-from firsthand.baselines.view import RobotView, Stepper
 from firsthand.evaluation import evaluate, tracking_metrics
 from firsthand.models import Policy
 from firsthand.robots.simulated import SimulatedRobot
+from firsthand_lab.baselines import view as views
+from firsthand_lab.baselines.ours import PolicyController
+from firsthand_lab.baselines.setup import plant_and_task
+from firsthand_lab.baselines.view import RobotView, Stepper
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def test_a_policy_does_step_by_step_what_it_does_in_one_compiled_episode(setup):
         while not view.over:
             seen, reward = view.step(act(seen[None], np.asarray([False]))[0])
             rewards.append(reward)
-    assert view.errors[0] == pytest.approx(tracking_metrics(task.spec, (record,)).mean_error_m, rel=1e-3)
+    assert view.errors[0] == pytest.approx(tracking_metrics(task.spec, (record,)).mean_error, rel=1e-3)
     assert view.steps == task.trajectories * task.steps == len(rewards)
     # The reward is our cost: here computed again from the record, without the view.
     costs = []
@@ -54,7 +54,7 @@ def test_the_test_of_a_controller_gives_what_evaluation_gives(setup):
     policy = Policy.random(task.spec, key=jax.random.key(4), last_gain=0.5)
     tested = views.test(Stepper(plant, task), PolicyController(policy))
     expected = evaluate(SimulatedRobot(plant, task), policy).overall
-    assert tested.shapes.mean_error_m == pytest.approx(expected.mean_error_m, rel=1e-2)
+    assert tested.shapes.mean_error == pytest.approx(expected.mean_error, rel=1e-2)
     assert [r.commands.shape[1] for r in tested.records] == [
         len(r.points) for r in task.evaluation(task.evaluation_speed)
     ]

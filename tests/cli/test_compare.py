@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from firsthand.baselines.dreamerv3 import job as dreamerv3
-from firsthand.cli.compare import Compare
 from firsthand.errors import UserError
-from firsthand.experiments import worker
+from firsthand_lab.baselines.dreamerv3 import job as dreamerv3
+from firsthand_lab.cli.compare import Compare
+from firsthand_lab.experiments import worker
 
 from .conftest import Firsthand
 

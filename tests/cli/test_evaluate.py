@@ -16,7 +16,7 @@ SHAPES = {"circle": 0.0, "square": 0.0, "line": 0.0}
 def oracle(run: Path, cache: Path, error: float) -> None:
     """Put an oracle into the processes' cache, as if it had been computed."""
     restored = RestoredRun.open(run)
-    result = OracleResult(random_error_m=error, shapes_error_m=error, shapes=SHAPES)
+    result = OracleResult(random_error=error, shapes_error=error, shapes=SHAPES)
     store_oracle(result, restored.robot().plant, restored.task, cache / "firsthand" / "oracles")
 
 
@@ -38,8 +38,8 @@ def test_a_policy_that_beats_the_oracle_means_that_the_oracle_failed(
         assert max(map(len, done.stdout.splitlines())) <= 80
     done = firsthand("evaluate", run, "--json")
     assert json.loads(done.stdout)["oracle"] == {
-        "random_error_m": error,
-        "shapes_error_m": error,
+        "random_error": error,
+        "shapes_error": error,
         "shapes": SHAPES,
         "failed": failed,
     }
@@ -49,5 +49,5 @@ def test_the_policy_of_an_earlier_episode_and_another_speed(firsthand: Firsthand
     done = firsthand("evaluate", uninterrupted("fast"), "--episode", "1", "--speed", "0.4", "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
-    assert data["max_speed_m_s"] == pytest.approx(0.4, abs=0.01)
+    assert data["max_speed"] == pytest.approx(0.4, abs=0.01)
     assert "oracle" not in data, "it is known for the task's own speed only"

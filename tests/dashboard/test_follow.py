@@ -51,11 +51,11 @@ def test_a_run_grows_under_the_reader(folder):
     for episode in (1, 2):
         arrays = record(rng)
         folder.save_episode(episode, arrays, {})
-        folder.append_metrics({"episode": episode, "tracking_error_m": 1.0 / episode, "model_loss": None})
+        folder.append_metrics({"episode": episode, "tracking_error": 1.0 / episode, "model_loss": None})
         before = follower.version
         follower.poll()
         assert follower.version > before
-        assert follower.last("tracking_error_m") == 1.0 / episode
+        assert follower.last("tracking_error") == 1.0 / episode
     assert np.isnan(follower.last("model_loss"))
     assert follower.best_episode() == 2
 
@@ -124,7 +124,7 @@ def test_a_long_run_stays_light_and_keeps_its_spikes(folder):
     rng = np.random.default_rng(1)
     error = rng.uniform(0.01, 0.02, count)
     error[3210], error[77] = 5.0, 1e-6
-    rows = [{"episode": k + 1, "tracking_error_m": e, "step_norm": 0.1} for k, e in enumerate(error)]
+    rows = [{"episode": k + 1, "tracking_error": e, "step_norm": 0.1} for k, e in enumerate(error)]
     (folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     follower = RunFollower(folder.path)
     follower.poll()
@@ -137,17 +137,17 @@ def test_a_long_run_stays_light_and_keeps_its_spikes(folder):
     assert len(json.dumps(options)) < 20_000
     # Only what was added is read.
     with (folder.path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"episode": count + 1, "tracking_error_m": 0.5}) + "\n")
+        file.write(json.dumps({"episode": count + 1, "tracking_error": 0.5}) + "\n")
     offset = follower._offset
     follower.poll()
     assert follower._offset > offset
-    assert follower.last("tracking_error_m") == 0.5
+    assert follower.last("tracking_error") == 0.5
 
 
 def test_charts_take_what_a_broken_run_has(folder):
     rows = [
-        {"episode": 1, "tracking_error_m": None},
-        {"episode": 2, "tracking_error_m": 0.0, "closed_loop_growth": 1e9},
+        {"episode": 1, "tracking_error": None},
+        {"episode": 2, "tracking_error": 0.0, "closed_loop_growth": 1e9},
     ]
     for row in rows:
         folder.append_metrics(row)
@@ -206,7 +206,7 @@ def test_an_error_of_the_disk_is_shown_and_then_over(folder, monkeypatch):
 
     with monkeypatch.context() as broken:
         broken.setattr(Path, "exists", fails)
-        folder.append_metrics({"episode": 1, "tracking_error_m": 1.0})
+        folder.append_metrics({"episode": 1, "tracking_error": 1.0})
         runs.poll()
         assert "cannot look for runs" in runs.problem
         assert list(runs.followers.values()) == [follower]

@@ -52,15 +52,15 @@ def test_metrics_worked_by_hand(task: Task, record: EpisodeRecord) -> None:
     # Errors: 0, 0.1, 0.1, 0 and 0, 1, 0.
     np.testing.assert_allclose(tracking_errors(task.spec, record), [0, 0.1, 0.1, 0, 0, 1, 0], atol=1e-6)
     metrics = tracking_metrics(task.spec, (record,))
-    assert metrics.mean_error_m == pytest.approx(1.2 / 7, abs=1e-6)
-    assert metrics.max_error_m == pytest.approx(1.0)
-    assert metrics.rms_error_m == pytest.approx((1.02 / 7) ** 0.5, abs=1e-6)
+    assert metrics.mean_error == pytest.approx(1.2 / 7, abs=1e-6)
+    assert metrics.max_error == pytest.approx(1.0)
+    assert metrics.rms_error == pytest.approx((1.02 / 7) ** 0.5, abs=1e-6)
     # Reference: three steps of 0.2, then of 1 and 8.96, each in 0.1 s.
-    assert metrics.mean_speed_m_s == pytest.approx((3 * 2 + 10 + 89.6) / 5, rel=1e-6)
-    assert metrics.max_speed_m_s == pytest.approx(89.6, rel=1e-6)
+    assert metrics.mean_speed == pytest.approx((3 * 2 + 10 + 89.6) / 5, rel=1e-6)
+    assert metrics.max_speed == pytest.approx(89.6, rel=1e-6)
     assert metrics.rho_s == pytest.approx(1.0 / 89.6, rel=1e-6)
     # Measured: 0.1, 0.2, 0.3, then 0 and 7.96.
-    assert metrics.measured_mean_speed_m_s == pytest.approx((1 + 2 + 3 + 0 + 79.6) / 5, rel=1e-6)
+    assert metrics.measured_mean_speed == pytest.approx((1 + 2 + 3 + 0 + 79.6) / 5, rel=1e-6)
     # |Δu|: 0.5, 0, 1, then 0, 1.
     assert metrics.command_change == pytest.approx(2.5 / 5)
     # 9.96 is within 0.5 % of the range of 20 from the upper limit.
@@ -74,16 +74,16 @@ def test_several_records_count_step_by_step(task: Task, record: EpisodeRecord) -
     assert tracking_metrics(task.spec, (one, other)) == tracking_metrics(task.spec, (record,))
     # Chatter of the robot does not improve ρ: only the reference's speed counts.
     shaken = dataclasses.replace(one, measured=one.measured + np.float32([[[0.1], [-0.1], [0.1], [-0.1], [0.1]]]))
-    assert tracking_metrics(task.spec, (shaken,)).max_speed_m_s == tracking_metrics(task.spec, (one,)).max_speed_m_s
+    assert tracking_metrics(task.spec, (shaken,)).max_speed == tracking_metrics(task.spec, (one,)).max_speed
 
 
 def test_a_sample_that_is_not_a_number_is_left_out(task: Task, record: EpisodeRecord) -> None:
     measured = record.measured.copy()
     measured[0, 1] = np.nan
     metrics = tracking_metrics(task.spec, (dataclasses.replace(record, measured=measured),))
-    assert metrics.mean_error_m == pytest.approx(1.1 / 6, abs=1e-6)
-    assert metrics.max_error_m == pytest.approx(1.0)
-    assert np.isfinite(metrics.measured_mean_speed_m_s)
+    assert metrics.mean_error == pytest.approx(1.1 / 6, abs=1e-6)
+    assert metrics.max_error == pytest.approx(1.0)
+    assert np.isfinite(metrics.measured_mean_speed)
     assert metrics.valid_share == 6 / 8
 
 
@@ -111,6 +111,6 @@ def test_an_evaluation_is_the_same_every_time_and_leaves_the_robot_alone(task: T
     assert [len(record.commands[0]) for record in first.records] == [7, 12]
     data = json.loads(json.dumps(first.as_dict()))
     assert set(data["references"]) == {"stay", "away"}
-    assert data["references"]["away"]["mean_speed_m_s"] == pytest.approx(0.3)
+    assert data["references"]["away"]["mean_speed"] == pytest.approx(0.3)
     # Twice as fast when asked.
-    assert evaluate(robot, policy, speed=0.6).metrics[1].mean_speed_m_s == pytest.approx(0.6)
+    assert evaluate(robot, policy, speed=0.6).metrics[1].mean_speed == pytest.approx(0.6)

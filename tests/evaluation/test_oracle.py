@@ -61,13 +61,13 @@ def test_the_oracle_reaches_the_known_optimum(task: Task) -> None:
     assert np.mean(best) <= np.mean(reached) <= 1.15 * np.mean(best)
     assert np.mean(reached) <= 1.04 * np.mean(of_its_class)
     # What it reports is what it does, on references like these.
-    assert result.random_error_m == pytest.approx(np.mean(errors), rel=0.2)
+    assert result.random_error == pytest.approx(np.mean(errors), rel=0.2)
     assert set(result.shapes) == {"stay", "away"}
 
 
 def test_an_oracle_is_found_again_only_for_the_same_question(task: Task, make_probe_task, tmp_path) -> None:
     plant, budget = ScalarPlant(), OracleBudget()
-    result = OracleResult(random_error_m=0.01, shapes_error_m=0.02, shapes={"stay": 0.0, "away": 0.03})
+    result = OracleResult(random_error=0.01, shapes_error=0.02, shapes={"stay": 0.0, "away": 0.03})
     assert cached_oracle(plant, task, tmp_path, budget) is None
     path = store_oracle(result, plant, task, tmp_path / "new folder", budget)
     assert path.parent == tmp_path / "new folder"
@@ -95,6 +95,6 @@ def test_an_oracle_belongs_to_its_evaluation_references(task: Task) -> None:
 def test_a_damaged_entry_of_the_cache_is_not_used(task: Task, tmp_path) -> None:
     result = OracleResult(0.01, 0.02, {})
     path = store_oracle(result, ScalarPlant(), task, tmp_path)
-    for text in ("", "{", "[]", '{"random_error_m": 1}'):
+    for text in ("", "{", "[]", '{"random_error": 1}'):
         path.write_text(text)
         assert cached_oracle(ScalarPlant(), task, tmp_path) is None

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from firsthand.experiments import (
+from firsthand_lab.experiments import (
     Comparison,
     Cost,
     Experiment,

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from firsthand.cli import main
-from firsthand.experiments import Size
-from firsthand.experiments.registry import EXPERIMENTS, find
-from firsthand.experiments.study import Study
+from firsthand_lab.experiments import Size
+from firsthand_lab.experiments.registry import EXPERIMENTS, find
+from firsthand_lab.experiments.study import Study
 
 PATIENCE_S = 180
 """After so long a process counts as hanging; machines are slow when they are busy."""
@@ -94,7 +94,7 @@ def test_a_cluster_that_does_not_answer_is_named(refusal: Callable[..., str]) ->
 
 def test_ray_that_is_not_installed_is_named(refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # what Python does for a module that cannot be imported
-    assert "firsthand[ray]" in refusal("convergence", "--on", "ray")
+    assert "firsthand-lab[ray]" in refusal("convergence", "--on", "ray")
 
 
 @pytest.mark.slow

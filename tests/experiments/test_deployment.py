@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from firsthand.experiments import files
-from firsthand.experiments.deployment_job import KEPT, Watch
 from firsthand.robots import EpisodeRecord
 from firsthand.runs import RunFolder
+from firsthand_lab.experiments import files
+from firsthand_lab.experiments.deployment_job import KEPT, Watch
 
 PARAMETERS = {"marks": [2], "machine": {"warming_rate": 1.0}}
 
@@ -34,7 +34,7 @@ def test_what_was_not_noted_is_rebuilt_from_the_run(tmp_path: Path) -> None:
     assert watch.rows[0] == noted
     assert [row["episode"] for row in watch.rows] == [1, 2]
     lost = watch.rows[1]
-    assert (lost["tracking_error_m"], lost["between_s"], lost["free_share"]) == (0.5, 2.0, 0.5)
+    assert (lost["tracking_error"], lost["between_s"], lost["free_share"]) == (0.5, 2.0, 0.5)
     assert np.isnan([lost["prediction_error"], lost["moving_s"]]).all()
     assert (tmp_path / "records" / "000002.safetensors").exists()
     assert not (tmp_path / "records" / "000001.safetensors").exists()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.experiments import Job, Result, Size, fast, files, worker
-from firsthand.experiments.fast import Fast, Marks, at_mark, largest_jump, recoveries
-from firsthand.experiments.study import Study
+from firsthand_lab.experiments import Job, Result, Size, fast, files, worker
+from firsthand_lab.experiments.fast import Fast, Marks, at_mark, largest_jump, recoveries
+from firsthand_lab.experiments.study import Study
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,6 +83,6 @@ def test_a_jump_is_counted_against_the_median_before_it() -> None:
 
 def test_recovery_is_counted_from_the_switch(tmp_path: Path) -> None:
     errors = [1.0] * 6 + [2.4, 1.3, 1.2, 1.1] + [1.2] * 5
-    files.write_csv(tmp_path / "curves.csv", {"tracking_error_m": errors})
+    files.write_csv(tmp_path / "curves.csv", {"tracking_error": errors})
     job = Job("payloads-seed-0", "m:f", {"payloads": [[1, 0.0], [7, 300.0]]})
     assert recoveries(Result(job, tmp_path)) == [(pytest.approx(2.4), 2.0)]

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.experiments import Comparison, Job, Report, Size, Verdict, files, worker
-from firsthand.experiments.display import Display
-from firsthand.experiments.learning import in_turn
-from firsthand.experiments.pool import LocalPool, shares
-from firsthand.experiments.run import JobsFailed, carry_out
-from firsthand.experiments.study import Study
+from firsthand_lab.experiments import Comparison, Job, Report, Size, Verdict, files, worker
+from firsthand_lab.experiments.display import Display
+from firsthand_lab.experiments.learning import in_turn
+from firsthand_lab.experiments.pool import LocalPool, shares
+from firsthand_lab.experiments.run import JobsFailed, carry_out
+from firsthand_lab.experiments.study import Study
 
 from .counting import STEPS, Counting
 
@@ -168,13 +168,13 @@ def test_a_job_that_was_begun_with_other_code_goes_on_and_says_so(tmp_path: Path
 
 def test_a_checkpoint_of_which_nobody_knows_the_code_is_no_single_version(tmp_path: Path) -> None:
     (tmp_path / files.CHECKPOINT).mkdir()
-    code = worker.noted_version(tmp_path, "firsthand.experiments.learning:run")["code"]
-    assert code == f"unknown+{worker.code_digest('firsthand.experiments.learning:run')}"
-    assert worker.noted_version(tmp_path, "firsthand.experiments.learning:run")["code"] == code  # killed once more
+    code = worker.noted_version(tmp_path, "firsthand_lab.experiments.learning:run")["code"]
+    assert code == f"unknown+{worker.code_digest('firsthand_lab.experiments.learning:run')}"
+    assert worker.noted_version(tmp_path, "firsthand_lab.experiments.learning:run")["code"] == code  # killed once more
 
 
 def test_the_code_of_a_job_is_everything_that_its_data_may_come_from() -> None:
-    found = {path.as_posix().partition("src/")[2] for path in worker.sources("firsthand.experiments.learning:run")}
+    found = {path.as_posix().partition("src/")[2] for path in worker.sources("firsthand_lab.experiments.learning:run")}
     for name in ("experiments/theory/setup.py", "experiments/sensitivity.py", "logs/base.py", "learner/gradient.py"):
         assert f"firsthand/{name}" in found
     assert "firsthand_onboard/features.py" in found

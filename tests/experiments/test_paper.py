@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from firsthand.experiments import Finding, Job, Size, Verdict, files, learning, worker
-from firsthand.experiments.curves import Curves, power_law
-from firsthand.experiments.payload import responses, schedule
-from firsthand.experiments.registry import EXPERIMENTS, find
-from firsthand.experiments.sensitivity import effect
-from firsthand.experiments.study import Study
 from firsthand.plants.excavator import PAYLOADS
+from firsthand_lab.experiments import Finding, Job, Size, Verdict, files, learning, worker
+from firsthand_lab.experiments.curves import Curves, power_law
+from firsthand_lab.experiments.payload import responses, schedule
+from firsthand_lab.experiments.registry import EXPERIMENTS, find
+from firsthand_lab.experiments.sensitivity import effect
+from firsthand_lab.experiments.study import Study
 
 OURS = (
     "convergence",

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.experiments import Job, Size, Verdict, files
-from firsthand.experiments.cluster import OWN_CLUSTER, RayPool, require_ray
-from firsthand.experiments.display import Display
-from firsthand.experiments.run import carry_out
-from firsthand.experiments.study import Study
+from firsthand_lab.experiments import Job, Size, Verdict, files
+from firsthand_lab.experiments.cluster import OWN_CLUSTER, RayPool, require_ray
+from firsthand_lab.experiments.display import Display
+from firsthand_lab.experiments.run import carry_out
+from firsthand_lab.experiments.study import Study
 
 from .counting import STEPS, Counting
 

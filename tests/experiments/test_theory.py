@@ -8,14 +8,14 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy.stats import norm
 
-from firsthand.experiments.theory import bounds, closed_loop, growth, model_regret, shift
-from firsthand.experiments.theory.gradients import plant_gradient, trajectory_starts
 from firsthand.learner.gradient import closed_loop_gradient, mean_cost
 from firsthand.models import Dynamics, Policy
 from firsthand.plants.linear_quadratic import augmented_system, solve_preview
 from firsthand.plants.probes import DelayedDoubleIntegrator
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand.training.data import as_rollout, smooth_excitation
+from firsthand_lab.experiments.theory import bounds, closed_loop, growth, model_regret, shift
+from firsthand_lab.experiments.theory.gradients import plant_gradient, trajectory_starts
 
 PLANT = DelayedDoubleIntegrator()
 SYSTEM = augmented_system(PLANT, 2)

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from firsthand.experiments import Finding, Result, Size, Verdict, files
-from firsthand.experiments.base import Experiment
-from firsthand.experiments.deployment import Deployment
-from firsthand.experiments.deployment_machine import oil_after
-from firsthand.experiments.fidelity import Fidelity
-from firsthand.experiments.noise import LEVELS, Noise
-from firsthand.experiments.regret import Regret
-from firsthand.experiments.self_correction import SelfCorrection
-from firsthand.experiments.step_bound import ALPHAS, EPSILONS, StepBound
+from firsthand_lab.experiments import Finding, Result, Size, Verdict, files
+from firsthand_lab.experiments.base import Experiment
+from firsthand_lab.experiments.deployment import Deployment
+from firsthand_lab.experiments.deployment_machine import oil_after
+from firsthand_lab.experiments.fidelity import Fidelity
+from firsthand_lab.experiments.noise import LEVELS, Noise
+from firsthand_lab.experiments.regret import Regret
+from firsthand_lab.experiments.self_correction import SelfCorrection
+from firsthand_lab.experiments.step_bound import ALPHAS, EPSILONS, StepBound
 
 Tables = Callable[[str, dict], dict[str, dict]]
 
@@ -132,7 +132,7 @@ def test_noise_that_doubles_the_error_is_significant(tmp_path: Path) -> None:
         errors = [0.02 * (1 + i / 4) for i in range(len(LEVELS)) for _ in range(2)]
         levels = np.repeat([level.name for level in LEVELS], 2)
         seeds = [0, 1] * len(LEVELS)
-        return {"levels.csv": {"level": levels, "seed": seeds, "shapes_error_m": errors, "random_error_m": errors}}
+        return {"levels.csv": {"level": levels, "seed": seeds, "shapes_error": errors, "random_error": errors}}
 
     finding = concluded(Noise(), 2, tmp_path, tables)
     assert finding.verdict is Verdict.PASS
@@ -148,7 +148,7 @@ def test_whether_a_wrong_model_came_right(tmp_path: Path, end: float, verdict: V
             for episode in range(1, 41):
                 error = last if episode > 12 else 1.0
                 rows.append((variant, 0, episode, error, 0.1 / episode, -0.5 if episode < 4 else 0.9))
-        names = ("variant", "seed", "episode", "tracking_error_m", "model_gap", "cosine")
+        names = ("variant", "seed", "episode", "tracking_error", "model_gap", "cosine")
         return {"episodes.csv": {n: [row[i] for row in rows] for i, n in enumerate(names)}}
 
     finding = concluded(SelfCorrection(), 1, tmp_path, tables)
@@ -163,8 +163,8 @@ def test_the_gap_between_the_two_machines(tmp_path: Path) -> None:
             for episode in range(1, 13):
                 error = max(first / episode**2, 0.02)
                 rows.append((phase, int(name[-1]), episode, error, error))
-        columns = ("phase", "seed", "episode", "tracking_error_m", "shapes_error_m")
-        transfer = {"simulation_shapes_error_m": 0.02, "real_shapes_error_m": 0.06}
+        columns = ("phase", "seed", "episode", "tracking_error", "shapes_error")
+        transfer = {"simulation_shapes_error": 0.02, "real_shapes_error": 0.06}
         return {"episodes.csv": {n: [r[i] for r in rows] for i, n in enumerate(columns)}, "transfer.json": transfer}
 
     finding = concluded(Fidelity(), 2, tmp_path, tables)
@@ -180,7 +180,7 @@ def test_the_working_day(tmp_path: Path) -> None:
         columns = {
             "episode": episode,
             "robot_time_s": 50.0 * episode,
-            "tracking_error_m": error,
+            "tracking_error": error,
             "controller_loss": error**2,
             "model_loss": error,
             "between_s": np.full(180, 5.0),

@@ -7,9 +7,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from firsthand.experiments import Size, Verdict, worker
-from firsthand.experiments.registry import find
-from firsthand.experiments.study import Study
+from firsthand_lab.experiments import Size, Verdict, worker
+from firsthand_lab.experiments.registry import find
+from firsthand_lab.experiments.study import Study
 
 LONG = ("self-correction", "regret", "noise", "fidelity", "deployment")
 """They compile for half a minute or more."""

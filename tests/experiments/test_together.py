@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.experiments import together
-from firsthand.experiments.together import Together
 from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.robots import SimulatedRobot
 from firsthand.runs.pytrees import from_arrays, to_arrays
 from firsthand.tasks import excavator_task
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.presets import preset
+from firsthand_lab.experiments import together
+from firsthand_lab.experiments.together import Together
 
 EPISODES, SEEDS = 2, (0, 3)
 HYPER = replace(preset("paper"), model_hidden=(8, 8), model_steps=10, model_batch=16, cg_iterations=3)
@@ -35,7 +35,7 @@ def test_each_seed_learns_what_it_would_learn_alone(task, curves):
         trainer = Trainer(SimulatedRobot(ExcavatorFlow(), task, seed=seed), config)
         for episode in range(EPISODES):
             alone = trainer.run_episode().metrics
-            for name in ("tracking_error_m", "cost", "model_loss", "gradient_norm", "prediction_error"):
+            for name in ("tracking_error", "cost", "model_loss", "gradient_norm", "prediction_error"):
                 np.testing.assert_allclose(curves[0][episode][name][i], alone[name], rtol=1e-3, err_msg=name)
 
 

@@ -57,7 +57,7 @@ def high_gain() -> Policy:
 
 
 def card(policy: Policy) -> ModelCard:
-    return ModelCard.of(policy.spec, policy.layers, run="a */ run", episode=3, tracking_error_m=0.012)
+    return ModelCard.of(policy.spec, policy.layers, run="a */ run", episode=3, tracking_error=0.012)
 
 
 def exact(policy: Policy, states: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -368,7 +368,7 @@ def test_a_card_finds_the_angles_of_an_environment_and_of_its_simulator(run, tmp
 
 def test_a_card_names_angles_that_are_counted_on(toy_spec):
     policy = Policy.random(toy_spec, key=jax.random.key(1))
-    lines = ModelCard.of(policy.spec, policy.layers, run="a run", episode=1, tracking_error_m=None, angles=(1,)).lines()
+    lines = ModelCard.of(policy.spec, policy.layers, run="a run", episode=1, tracking_error=None, angles=(1,)).lines()
     assert sum("±π" in line and line.endswith(": p1.") for line in lines) == 1
     assert not any("±π" in line for line in card(policy).lines())
 

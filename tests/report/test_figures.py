@@ -12,7 +12,7 @@ from firsthand.report.style import plain_number, save
 
 def history(label: str, errors: list[float | None]) -> History:
     rows = [
-        {"episode": k, "robot_time_s": 50.0 * k, "tracking_error_m": e, "controller_loss": e, "step_norm": 0.0}
+        {"episode": k, "robot_time_s": 50.0 * k, "tracking_error": e, "controller_loss": e, "step_norm": 0.0}
         for k, e in enumerate(errors, start=1)
     ]
     return History.of(label, rows)
@@ -26,15 +26,15 @@ def test_running_mean_leaves_out_what_is_not_finite():
 
 def test_history_knows_missing_fields_and_counts_the_last_episodes():
     run = history("a", [1.0, None, 3.0])
-    np.testing.assert_array_equal(run.column("tracking_error_m"), [1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(run.column("tracking_error"), [1.0, np.nan, 3.0])
     assert np.isnan(run.column("radius")).all()
     assert [history("a", [1.0] * n).num_recent for n in (1, 8, 40, 400)] == [1, 2, 10, 10]
-    assert history("a", [9.0] * 6 + [2.0, 4.0]).recent("tracking_error_m") == 3.0
+    assert history("a", [9.0] * 6 + [2.0, 4.0]).recent("tracking_error") == 3.0
 
 
 def test_learning_curves_of_several_runs():
     runs = [history("one $x", [1.0] * 40), history("two", [2.0, None, 0.0])]
-    figure = learning_curves(runs, oracle_error_m=0.02)
+    figure = learning_curves(runs, oracle_error=0.02)
     labels = figure.axes[0].get_legend_handles_labels()[1]
     assert labels == ["one $x", "two", "oracle: true gradients"]
     png, svg = save(figure)

@@ -166,7 +166,7 @@ def test_headings_come_in_the_agreed_order(page):
 
 def test_tells_the_numbers_of_the_metrics(page, finished):
     text, rows = Page(page).text, lines(finished)
-    first, last = (100 * row["tracking_error_m"] for row in rows)
+    first, last = (100 * row["tracking_error"] for row in rows)
     for error in (first, last):
         assert f"{error:.{2 if error < 10 else 1}f} cm" in text
     assert "2 episodes · 3 s of robot time · started 2026-05-04 13:30 UTC" in text
@@ -232,7 +232,7 @@ def test_one_episode_of_a_robot_with_one_output(robots, tmp_path, monkeypatch):
         registry.BuiltIn(lambda: dataclasses.replace(before(), unit="rad"), lambda payload_kg: ScalarPlant()),
     )
     text = words_of(run)
-    error = lines(run)[0]["tracking_error_m"]
+    error = lines(run)[0]["tracking_error"]
     assert f"{error:.{3 if error < 1 else 2}f} rad in the first episode" in text
     assert "mean error (rad)" in text
     assert " cm" not in text
@@ -248,7 +248,7 @@ def test_a_run_without_an_episode_is_said_in_one_sentence(robots, tmp_path):
 
 
 def test_the_oracle_is_shown_and_doubted_where_it_is_beaten(finished, monkeypatch):
-    known = {"random_error_m": 0.0123, "shapes_error_m": 1e3, "shapes": {}}
+    known = {"random_error": 0.0123, "shapes_error": 1e3, "shapes": {}}
     monkeypatch.setattr(RestoredRun, "oracle", lambda self: OracleResult(**known))
     text = words_of(finished)
     assert "reaches 1.23 cm" in text
@@ -263,7 +263,7 @@ def test_several_runs_on_one_page(finished, copied, tmp_path):
     assert len(parsed.links) == 2  # learning curves, and both runs on the references
     assert not {"script", "link", "i"} & set(parsed.tags)
     assert "<i>copy" in parsed.text
-    best = 100 * min(row["tracking_error_m"] for row in lines(finished))
+    best = 100 * min(row["tracking_error"] for row in lines(finished))
     assert parsed.text.count(f"{best:.{2 if best < 10 else 1}f}") >= 2  # the copy reached the same
     with pytest.raises(UserError, match="given twice"):
         write_comparison([finished, finished])

@@ -408,7 +408,7 @@ def test_training_learns_from_trajectories_that_were_cut() -> None:
     config = TrainingConfig("cart", "fast", hyper, episodes=5)
     robot = source.make_robot(task, payload_kg=0.0, seed=0)
     trainer = Trainer(robot, config)
-    errors = [trainer.run_episode().metrics["tracking_error_m"] for _ in range(5)]
+    errors = [trainer.run_episode().metrics["tracking_error"] for _ in range(5)]
     assert robot.cuts[Outcome.NOT_FINITE] > 0
     assert int(trainer.state.refused) == 0
     assert errors[-1] < 0.05

@@ -101,7 +101,7 @@ def test_record_fit_train_evaluate(
     errors = {}
     for on in ((), ("--on", robot)):
         assert call("evaluate", run, "--json", *on) == 0
-        errors[on] = json.loads(capsys.readouterr().out)["mean_error_m"]
+        errors[on] = json.loads(capsys.readouterr().out)["mean_error"]
     assert errors[()] != errors["--on", robot]
     assert call("evaluate", run, "--on", "excavator") == 2
     assert "cannot run on excavator: kinematics." in capsys.readouterr().err

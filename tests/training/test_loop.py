@@ -75,12 +75,12 @@ def test_what_an_episode_leaves(hyper: Hyperparameters, task: Task, run: RunFold
     assert [line["episode"] for line in lines] == [1, 2, 3, 4]
     for line in lines:
         for name in (
-            *("robot_time_s", "tracking_error_m", "rms_error_m", "max_error_m", "controller_loss", "model_loss"),
+            *("robot_time_s", "tracking_error", "rms_error", "max_error", "controller_loss", "model_loss"),
             *("gradient_norm", "step_norm", "update_time_s"),
         ):
             assert line[name] >= 0
         assert line["robot_time_s"] == pytest.approx(line["episode"] * 6 * 20 * 0.1)
-        assert line["tracking_error_m"] <= line["rms_error_m"] <= line["max_error_m"]
+        assert line["tracking_error"] <= line["rms_error"] <= line["max_error"]
         assert line["update_accepted"] is True
     assert run.episodes() == [1, 2, 3, 4]
     assert run.checkpoints()[-1] == 4
@@ -103,7 +103,7 @@ def test_the_kept_policy_is_one_of_the_episodes_that_stay(lost: str, task: Task,
     assert kept is not None
     if lost == "later":
         weights = {name: array + 1 for name, array in kept[0].items()}
-        run.save_best(weights, {"episode": 4, "tracking_error_m": 0.0})
+        run.save_best(weights, {"episode": 4, "tracking_error": 0.0})
     else:
         (run.path / "best.safetensors").write_bytes(b"no policy")
     again = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), run)
@@ -261,7 +261,7 @@ def test_a_policy_is_not_proven_by_the_few_steps_that_a_bad_sensor_leaves(task: 
     summary = trainer.run_episode()
     assert summary.record.valid.all()
     assert summary.metrics["valid_share"] == pytest.approx(5 / 20)
-    assert np.isfinite(summary.metrics["tracking_error_m"])
+    assert np.isfinite(summary.metrics["tracking_error"])
     assert run.load_best() is None
     robot.distort = lambda record: record
     assert trainer.run_episode().metrics["valid_share"] == 1.0
@@ -306,7 +306,7 @@ def test_one_bad_sample_is_left_out_and_learning_goes_on(
         assert int(trainer.buffer.size) == episode * (6 * 20 - 2)
         assert np.isfinite(np.asarray(trainer.buffer.states)).all()
         assert np.isfinite(np.asarray(trainer.buffer.following)).all()
-        measures = ("tracking_error_m", "rms_error_m", "max_error_m", "controller_loss", "cost", "model_loss")
+        measures = ("tracking_error", "rms_error", "max_error", "controller_loss", "cost", "model_loss")
         assert all(np.isfinite(summary.metrics[measure]) for measure in measures)
         after = numbers(trainer.state.policy)
         assert (after != before) == (summary.metrics["policy_steps"] > 0)
@@ -316,5 +316,5 @@ def test_one_bad_sample_is_left_out_and_learning_goes_on(
 
 def test_training_on_the_probe_learns(task: Task) -> None:
     trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["fast"]))
-    errors = [trainer.run_episode().metrics["tracking_error_m"] for _ in range(EPISODES)]
+    errors = [trainer.run_episode().metrics["tracking_error"] for _ in range(EPISODES)]
     assert np.mean(errors[-2:]) < 0.4 * errors[0]

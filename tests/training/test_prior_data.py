@@ -139,7 +139,7 @@ def test_the_warm_start_teaches_the_model_and_the_policy(task: Task, log: Path) 
         change = state.dynamics.change(jnp.asarray([0.3, 0.5]), jnp.asarray([command]))
         assert float(change[0]) == pytest.approx(0.1 * command, abs=0.02)
     first, second = plain.run_episode().metrics, with_data.run_episode().metrics
-    assert second["tracking_error_m"] < 0.6 * first["tracking_error_m"]
+    assert second["tracking_error"] < 0.6 * first["tracking_error"]
 
 
 def test_a_long_log_is_thinned_evenly(task: Task, log: Path) -> None:

@@ -28,7 +28,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def line(episode: int, error: float | None) -> dict:
-    return {"episode": episode, "tracking_error_m": error, "update_accepted": True, "note": "words are no scalars"}
+    return {"episode": episode, "tracking_error": error, "update_accepted": True, "note": "words are no scalars"}
 
 
 def test_earlier_episodes_and_new_ones_are_there_at_once(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_earlier_episodes_and_new_ones_are_there_at_once(tmp_path: Path) -> None
     record = EpisodeRecord.complete(np.zeros((1, 1), np.float32), still, still[:, :1], still)
     events.after_episode(None, EpisodeSummary(3, line(3, 0.25), record))
     assert scalars(tmp_path) == {
-        "tracking_error_m": [(1, 2.5), (3, 0.25)],
+        "tracking_error": [(1, 2.5), (3, 0.25)],
         "update_accepted": [(1, 1.0), (2, 1.0), (3, 1.0)],
     }
     events.close()
@@ -46,12 +46,12 @@ def test_earlier_episodes_and_new_ones_are_there_at_once(tmp_path: Path) -> None
 def test_writing_again_leaves_nothing_of_what_a_run_has_dropped(tmp_path: Path) -> None:
     EventFiles(tmp_path, [line(1, 2.5), line(2, 1.0)]).close()
     EventFiles(tmp_path, [line(1, 2.5), line(2, 0.5)]).close()
-    assert scalars(tmp_path)["tracking_error_m"] == [(1, 2.5), (2, 0.5)]
+    assert scalars(tmp_path)["tracking_error"] == [(1, 2.5), (2, 0.5)]
 
 
 def test_infinite_numbers_do_not_stop_it(tmp_path: Path) -> None:
     EventFiles(tmp_path, [line(1, math.inf)]).close()
-    assert scalars(tmp_path)["tracking_error_m"] == [(1, math.inf)]
+    assert scalars(tmp_path)["tracking_error"] == [(1, math.inf)]
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:

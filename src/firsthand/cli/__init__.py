@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-from typing import Annotated
 
 import tyro
 
@@ -11,30 +10,28 @@ from .. import __version__
 from ..cache import cache_folder
 from ..errors import UserError
 from .characterize import Characterize
-from .compare import Compare
 from .dashboard import Dashboard
 from .evaluate import Evaluate
-from .experiment import Experiment
 from .export import Export
 from .inspect import Inspect
+from .laboratory import check_laboratory, laboratory_commands
 from .machine import Machine
 from .report import Report
 from .simulator import Simulator
 from .train import Train
 
-Command = (
-    Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[Export, tyro.conf.subcommand("export")]
-    | Annotated[Dashboard, tyro.conf.subcommand("dashboard")]
-    | Annotated[Characterize, tyro.conf.subcommand("characterize")]
-    | Annotated[Inspect, tyro.conf.subcommand("inspect")]
-    | Annotated[Machine, tyro.conf.subcommand("machine")]
-    | Annotated[Simulator, tyro.conf.subcommand("simulator")]
-    | Annotated[Experiment, tyro.conf.subcommand("experiment")]
-    | Annotated[Compare, tyro.conf.subcommand("compare")]
-)
+COMMANDS = {
+    "train": Train,
+    "evaluate": Evaluate,
+    "report": Report,
+    "export": Export,
+    "dashboard": Dashboard,
+    "characterize": Characterize,
+    "inspect": Inspect,
+    "machine": Machine,
+    "simulator": Simulator,
+}
+
 
 WRONG_INPUT = 2
 INTERRUPTED = 130
@@ -45,11 +42,17 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Greek letters shall not end a training run
-    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
         print(__version__)
         sys.exit(0)
-    command = tyro.cli(
-        Command,  # pyright: ignore[reportArgumentType]
+    try:
+        check_laboratory(arguments)
+    except UserError as error:
+        print(f"firsthand: {error}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+    command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS | laboratory_commands(),
         prog="firsthand",
         description="Train a robot's controller on the robot itself. (firsthand --version prints the version.)",
         args=arguments,

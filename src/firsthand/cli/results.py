@@ -39,10 +39,10 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
     for name, m in [*rows, ("[bold]together[/bold]", result.overall)]:
         table.add_row(
             name,
-            f"{unit.of(m.mean_speed_m_s):.{1 + finer}f}",
-            f"{unit.of(m.max_speed_m_s):.{1 + finer}f}",
-            f"{unit.of(m.mean_error_m):.{2 + finer}f}",
-            f"{unit.of(m.max_error_m):.{1 + finer}f}",
+            f"{unit.of(m.mean_speed):.{1 + finer}f}",
+            f"{unit.of(m.max_speed):.{1 + finer}f}",
+            f"{unit.of(m.mean_error):.{2 + finer}f}",
+            f"{unit.of(m.max_error):.{1 + finer}f}",
             f"{m.rho_s:.3f}",
             f"{m.command_change:.4f}",
             str(m.limit_hits),
@@ -60,8 +60,8 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
     if oracle is not None:
         console.print(
             "Oracle (this policy class, trained with the true gradients): "
-            f"{unit.with_unit(oracle['shapes_error_m'])} on these references, "
-            f"{unit.with_unit(oracle['random_error_m'])} on random ones."
+            f"{unit.with_unit(oracle['shapes_error'])} on these references, "
+            f"{unit.with_unit(oracle['random_error'])} on random ones."
         )
         if oracle["failed"]:
             console.print("The policy is better than the oracle, which is no lower bound: its budget is limited.")
@@ -71,7 +71,7 @@ def oracle_beside(result: Evaluation, oracle: dict[str, Any] | None) -> dict[str
     """The oracle with `failed`: nothing can beat the best possible, so when a policy does, the oracle is not that."""
     if oracle is None:
         return None
-    return {**oracle, "failed": bool(result.overall.mean_error_m < oracle["shapes_error_m"])}
+    return {**oracle, "failed": bool(result.overall.mean_error < oracle["shapes_error"])}
 
 
 def oracle_of(restored: RestoredRun, *, compute: bool, speed: float | None = None) -> dict[str, Any] | None:

@@ -185,7 +185,7 @@ def error_chart(runs: Mapping[str, RunFollower], order: Sequence[str], main: str
         if run.about is None:
             continue
         unit = run.about.unit if unit in (None, run.about.unit) else unit
-        error = run.about.unit.factor * run.column("tracking_error_m")
+        error = run.about.unit.factor * run.column("tracking_error")
         shown.append(error)
         data = points(run.column("episode"), error, positive=True)
         one = line(_plain(name), data, color, dots=_few(run))

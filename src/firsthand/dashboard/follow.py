@@ -31,7 +31,7 @@ from ..units import METRES, Unit, unit_of
 COLUMNS = (
     "episode",
     "robot_time_s",
-    "tracking_error_m",
+    "tracking_error",
     "controller_loss",
     "model_loss",
     "prediction_error",
@@ -174,7 +174,7 @@ class RunFollower:
 
     def best_episode(self) -> int | None:
         """The episode with the smallest error so far."""
-        error = self.column("tracking_error_m")
+        error = self.column("tracking_error")
         return None if not np.isfinite(error).any() else int(self.columns["episode"][int(np.nanargmin(error))])
 
     def motion(self, episode: int | None = None, trajectory: int | None = None) -> Motion | None:

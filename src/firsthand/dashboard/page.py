@@ -272,14 +272,14 @@ class View:
         unit = None if run.about is None else run.about.unit
         done = int(run.last("episode")) if run.episodes else 0
         best = run.best_episode()
-        errors = run.column("tracking_error_m")
+        errors = run.column("tracking_error")
         robot_left = status.robot_seconds_left if status is not None and run.alive else None
         left = status.seconds_left if status is not None and run.alive else None
         robot_time = run.last("robot_time_s")
         shown = {
             "episodes": (f"{done} of {run.planned}", "episodes"),
             "error": (
-                UNKNOWN if unit is None or not run.episodes else unit.with_unit(run.last("tracking_error_m")),
+                UNKNOWN if unit is None or not run.episodes else unit.with_unit(run.last("tracking_error")),
                 "error now"
                 if best is None or unit is None
                 else f"error now; best {unit.with_unit(float(errors[run.columns['episode'].index(best)]))} at {best}",
@@ -378,7 +378,7 @@ class View:
 
     def _refresh_earlier(self, run: RunFollower) -> None:
         unit = None if run.about is None else run.about.unit
-        errors = dict(zip(run.columns["episode"], run.columns["tracking_error_m"], strict=True))
+        errors = dict(zip(run.columns["episode"], run.columns["tracking_error"], strict=True))
         newest = [int(episode) for episode in run.columns["episode"]][-MOST_EPISODES:]
         best = run.best_episode()
         options: dict[str, str] = {}

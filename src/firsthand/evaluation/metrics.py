@@ -22,19 +22,19 @@ class TrackingMetrics:
     are; for a robot whose output is another quantity the names stay, and its unit takes the place of the metre.
     """
 
-    mean_error_m: float
+    mean_error: float
     """Mean Euclidean tracking error over all steps."""
-    max_error_m: float
+    max_error: float
     """Largest tracking error."""
-    rms_error_m: float
+    rms_error: float
     """Root of the mean squared tracking error."""
-    mean_speed_m_s: float
+    mean_speed: float
     """Mean speed of the reference (of the reference, so that chatter does not improve ρ)."""
-    max_speed_m_s: float
+    max_speed: float
     """Highest speed of the reference."""
     rho_s: float
     """ρ: largest error over highest speed."""
-    measured_mean_speed_m_s: float
+    measured_mean_speed: float
     """Mean speed of the tracked output itself."""
     command_change: float
     """Mean |Δu| per step and channel."""
@@ -87,13 +87,13 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
     reference_speeds = np.concatenate(reference_speed)
     fastest = float(np.max(reference_speeds, initial=0.0))
     return TrackingMetrics(
-        mean_error_m=float(np.mean(errors)),
-        max_error_m=float(np.max(errors)),
-        rms_error_m=float(np.sqrt(np.mean(errors**2))),
-        mean_speed_m_s=_mean(reference_speeds),
-        max_speed_m_s=fastest,
+        mean_error=float(np.mean(errors)),
+        max_error=float(np.max(errors)),
+        rms_error=float(np.sqrt(np.mean(errors**2))),
+        mean_speed=_mean(reference_speeds),
+        max_speed=fastest,
         rho_s=float(np.max(errors) / fastest) if fastest > 0 else float("nan"),
-        measured_mean_speed_m_s=_mean(np.concatenate(measured_speed)),
+        measured_mean_speed=_mean(np.concatenate(measured_speed)),
         command_change=_mean(np.concatenate(change)),
         limit_hits=hits,
         valid_share=errors.size / sum(record.valid.size for record in records),

@@ -52,9 +52,9 @@ class OracleBudget:
 class OracleResult:
     """What the oracle reached."""
 
-    random_error_m: float
+    random_error: float
     """Mean tracking error on random references that it was not trained on."""
-    shapes_error_m: float
+    shapes_error: float
     """Mean tracking error on the task's evaluation references."""
     shapes: dict[str, float]
     """The same per evaluation reference."""
@@ -125,8 +125,8 @@ def train_oracle(
     best = int(np.nanargmin(scores))
     policy = jax.tree.map(lambda x: x[best] if eqx.is_array(x) else x, policies)
     shapes = evaluate(SimulatedRobot(plant, task), policy)
-    each = {r.name: m.mean_error_m for r, m in zip(shapes.references, shapes.metrics, strict=True)}
-    return policy, OracleResult(scores[best], shapes.overall.mean_error_m, each)
+    each = {r.name: m.mean_error for r, m in zip(shapes.references, shapes.metrics, strict=True)}
+    return policy, OracleResult(scores[best], shapes.overall.mean_error, each)
 
 
 References = tuple[Float[Array, "count positions"], Float[Array, "count points outputs"]]
@@ -208,7 +208,7 @@ def _errors(plant: AbstractPlant, task: Task, policies: Policy, held_out: Refere
         )
 
     return [
-        tracking_metrics(task.spec, (_record(task.spec, measured, commands, references),)).mean_error_m
+        tracking_metrics(task.spec, (_record(task.spec, measured, commands, references),)).mean_error
         for measured, commands in zip(*followed(policies), strict=True)
     ]
 

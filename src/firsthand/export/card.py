@@ -24,7 +24,7 @@ class ModelCard:
     """The run's folder."""
     episode: int
     """The episode that it ran on the robot."""
-    tracking_error_m: float | None
+    tracking_error: float | None
     """Mean tracking error of that episode, on random references."""
     period_s: float
     """It must be called at this rate."""
@@ -58,7 +58,7 @@ class ModelCard:
         *,
         run: str,
         episode: int,
-        tracking_error_m: float | None,
+        tracking_error: float | None,
         unit: str = METRES.name,
         learned_on: str | None = None,
         angles: Sequence[int] = (),
@@ -69,7 +69,7 @@ class ModelCard:
             learned_on=learned_on or spec.robot,
             run=run,
             episode=episode,
-            tracking_error_m=tracking_error_m,
+            tracking_error=tracking_error,
             period_s=spec.period_s,
             measured=spec.layout.measured,
             commands=spec.layout.commands,
@@ -95,7 +95,7 @@ class ModelCard:
 
     def lines(self) -> list[str]:
         """The card as text, a line each."""
-        reached = "unknown" if self.tracking_error_m is None else unit_of(self.unit).with_unit(self.tracking_error_m)
+        reached = "unknown" if self.tracking_error is None else unit_of(self.unit).with_unit(self.tracking_error)
         limits = zip(self.commands, self.command_low, self.command_high, strict=True)
         learned = "" if self.learned_on == self.robot else f", learned on {self.learned_on}"
         angles = (

@@ -88,13 +88,13 @@ def policy_and_card(restored: RestoredRun, episode: int | None) -> tuple[list[La
     """The weights, and what is known about them."""
     ran = restored.kept_episode() if episode is None else episode
     policy, robot = restored.policy(episode), restored.config.robot
-    errors = {row["episode"]: row["tracking_error_m"] for row in restored.metrics()}
+    errors = {row["episode"]: row["tracking_error"] for row in restored.metrics()}
     card = ModelCard.of(
         restored.task.spec,
         policy.layers,
         run=restored.folder.path.name,
         episode=ran or 0,
-        tracking_error_m=errors.get(ran),
+        tracking_error=errors.get(ran),
         unit=restored.task.unit,
         learned_on=f"the learned simulator {short_name(robot)}" if simulator_file(robot) else short_name(robot),
         angles=_angles(robot),

@@ -51,9 +51,9 @@ def figures_of(report: RunReport) -> dict[str, Figure]:
     """The figures of a run by the names of their files."""
     task, unit = report.restored.task, report.unit
     axes = PathAxes.of(task.spec, unit)
-    oracle = None if report.oracle is None else report.oracle["random_error_m"]
+    oracle = None if report.oracle is None else report.oracle["random_error"]
     made = {
-        "learning": figures.learning_curves([report.history], oracle_error_m=oracle, unit=unit),
+        "learning": figures.learning_curves([report.history], oracle_error=oracle, unit=unit),
         "episodes": figures.path_grid([report.episodes], axes, limits_of="panel", unit=unit),
         "time": figures.time_series(report.series, unit),
     }

@@ -151,7 +151,7 @@ def _notes(runs: Sequence[Compared]) -> str:
 
 def _cells(run: Compared, unit: Unit) -> tuple[str, ...]:
     history, config = run.history, run.restored.config
-    error = history.column("tracking_error_m")
+    error = history.column("tracking_error")
     best = int(np.nanargmin(error)) if np.isfinite(error).any() else None
     time = history.last("robot_time_s")
     return (
@@ -160,10 +160,10 @@ def _cells(run: Compared, unit: Unit) -> tuple[str, ...]:
         str(config.seed),
         str(len(history)),
         duration(time).replace(" ", "\u00a0") if np.isfinite(time) else UNKNOWN,
-        unit.text(history.recent("tracking_error_m")),
+        unit.text(history.recent("tracking_error")),
         UNKNOWN if best is None else unit.text(float(error[best])),
         UNKNOWN if best is None else f"{history.column('episode')[best]:.0f}",
-        UNKNOWN if run.evaluation is None else unit.text(run.evaluation.overall.mean_error_m),
+        UNKNOWN if run.evaluation is None else unit.text(run.evaluation.overall.mean_error),
         number(history.last("refused_updates"), 0),
     )
 

@@ -95,7 +95,7 @@ class PathPanel:
 
 
 def _mean_error(spec: ControlSpec, record: EpisodeRecord) -> float:
-    return tracking_metrics(spec, (record,)).mean_error_m if record.valid.any() else float("nan")
+    return tracking_metrics(spec, (record,)).mean_error if record.valid.any() else float("nan")
 
 
 @dataclass(frozen=True)

@@ -36,24 +36,22 @@ NOVEL = "error on the newest episode, before learning from it"
 
 
 @styled
-def learning_curves(
-    histories: Sequence[History], *, oracle_error_m: float | None = None, unit: Unit = METRES
-) -> Figure:
+def learning_curves(histories: Sequence[History], *, oracle_error: float | None = None, unit: Unit = METRES) -> Figure:
     """Tracking error, controller loss, and how well the model predicts, over the episodes of one run or several.
 
-    `oracle_error_m` is drawn as a dashed line where it is known.
+    `oracle_error` is drawn as a dashed line where it is known.
     """
     figure = Figure(figsize=(6.6, 8.4), layout="constrained")
     error, controller, model = figure.subplots(3, 1, gridspec_kw={"height_ratios": (1.25, 1.0, 1.0)})
     episodes = np.concatenate([h.column("episode") for h in histories])
     shown: list[np.ndarray | float] = []
     for history, color in _colored(histories):
-        x, y = history.column("episode"), unit.factor * history.column("tracking_error_m")
+        x, y = history.column("episode"), unit.factor * history.column("tracking_error")
         _error_curve(error, x, y, color, None if len(histories) == 1 else history.label, _dots(history))
         shown.append(y)
-    if oracle_error_m is not None and np.isfinite(oracle_error_m):
-        error.axhline(unit.of(oracle_error_m), color=INK, linestyle="--", linewidth=1.2, label="oracle: true gradients")
-        shown.append(unit.of(oracle_error_m))
+    if oracle_error is not None and np.isfinite(oracle_error):
+        error.axhline(unit.of(oracle_error), color=INK, linestyle="--", linewidth=1.2, label="oracle: true gradients")
+        shown.append(unit.of(oracle_error))
     _finish(error, shown, episodes, f"tracking error ({unit.shown})")
     if error.get_legend_handles_labels()[0]:
         error.legend(loc="best")

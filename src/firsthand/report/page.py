@@ -71,15 +71,15 @@ def _head(report: RunReport, title: str) -> str:
     spread = "the last episode" if count == 1 else f"mean of the last {count} episodes"
     unit = report.unit
     if report.evaluation is None:
-        best = float(np.nanmin(history.column("tracking_error_m"))) if _known(history) else float("nan")
+        best = float(np.nanmin(history.column("tracking_error"))) if _known(history) else float("nan")
         second = (unit.with_unit(best), "tracking error of the best episode")
     else:
         second = (
-            unit.with_unit(report.evaluation.overall.mean_error_m),
+            unit.with_unit(report.evaluation.overall.mean_error),
             f"tracking error on {report.shape_names}, which the learner never saw, with the kept policy",
         )
     boxes = (
-        (unit.with_unit(history.recent("tracking_error_m")), f"tracking error on random references, {spread}"),
+        (unit.with_unit(history.recent("tracking_error")), f"tracking error on random references, {spread}"),
         second,
         (duration(robot_time) if math.isfinite(robot_time) else UNKNOWN, "robot time used"),
     )
@@ -91,7 +91,7 @@ def _head(report: RunReport, title: str) -> str:
 
 
 def _known(history: Any) -> bool:
-    return bool(np.isfinite(history.column("tracking_error_m")).any())
+    return bool(np.isfinite(history.column("tracking_error")).any())
 
 
 def _date(started: Any) -> str:
@@ -103,7 +103,7 @@ def _date(started: Any) -> str:
 
 def _learning(report: RunReport, images: Mapping[str, bytes]) -> str:
     history, unit = report.history, report.unit
-    error = history.column("tracking_error_m")
+    error = history.column("tracking_error")
     best = int(np.nanargmin(error)) if np.isfinite(error).any() else None
     text = (
         f"The tracking error was {unit.with_unit(float(error[0]))} in the first episode and "
@@ -114,7 +114,7 @@ def _learning(report: RunReport, images: Mapping[str, bytes]) -> str:
     if report.oracle is not None:
         text += (
             f" The oracle, the same policy class trained with the simulated robot's true gradients, reaches "
-            f"{unit.with_unit(report.oracle['random_error_m'])}."
+            f"{unit.with_unit(report.oracle['random_error'])}."
         )
     caption = (
         "Mean distance from the reference, mean squared distance (the controller loss), and the model's one-step "
@@ -206,9 +206,9 @@ def _table(report: RunReport, evaluation: Evaluation) -> str:
     if any(kind == "paper" for _, kind, _ in columns):
         notes.append("Grey columns are what the paper gives, measured on a real machine with references of its own.")
     if report.oracle is not None:
-        notes.append(f"The oracle reaches {unit.with_unit(report.oracle['shapes_error_m'])} together.")
+        notes.append(f"The oracle reaches {unit.with_unit(report.oracle['shapes_error'])} together.")
     warning = "".join(f'<p class="warning">{escape(note)}</p>\n' for note in evaluation.notes())
-    if report.oracle is not None and evaluation.overall.mean_error_m < report.oracle["shapes_error_m"]:
+    if report.oracle is not None and evaluation.overall.mean_error < report.oracle["shapes_error"]:
         warning += (
             '<p class="warning">The policy is better than the oracle, which is no lower bound: its '
             "budget is limited.</p>\n"
@@ -223,10 +223,10 @@ def _table(report: RunReport, evaluation: Evaluation) -> str:
 def _measures(metrics: TrackingMetrics, unit: Unit) -> tuple[str, ...]:
     finer = 0 if unit == METRES else 2
     return (
-        number(unit.of(metrics.mean_speed_m_s), 1 + finer),
-        number(unit.of(metrics.max_speed_m_s), 1 + finer),
-        number(unit.of(metrics.mean_error_m), 2 + finer),
-        number(unit.of(metrics.max_error_m), 1 + finer),
+        number(unit.of(metrics.mean_speed), 1 + finer),
+        number(unit.of(metrics.max_speed), 1 + finer),
+        number(unit.of(metrics.mean_error), 2 + finer),
+        number(unit.of(metrics.max_error), 1 + finer),
         number(metrics.rho_s, 3),
         number(metrics.command_change, 4),
         str(metrics.limit_hits),

@@ -28,7 +28,7 @@ from firsthand.runs.lock import WriterLock
 from firsthand.runs.metrics import MetricsFile
 from firsthand.runs.packed import Arrays, DamagedFile
 
-FORMAT = 1
+FORMAT = 2
 _FOLDERS = ("episodes", "checkpoints", "report")
 _NUMBERED = re.compile(r"(\d{6,})\.safetensors")
 _ABSENT = object()

@@ -11,7 +11,6 @@ from ..learner import Hyperparameters
 from ..robots.registry import make_task
 from ..robots.user_file import RobotFile, absolute_name, check_stored, found_again, robot_file, robot_file_notes
 from ..tasks import Task
-from ..units import METRES
 from .origin import InitFrom, TakenLog
 from .presets import EPISODES, preset
 
@@ -96,9 +95,7 @@ class TrainingConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for config.json, with the control specification that the task makes."""
         task = self.make_task()
-        data = {**dataclasses.asdict(self), "control_spec": json.loads(task.spec.to_json())}
-        if task.unit != METRES.name:
-            data["unit"] = task.unit
+        data = {**dataclasses.asdict(self), "unit": task.unit, "control_spec": json.loads(task.spec.to_json())}
         return {name: value for name, value in data.items() if name not in ("init_from", "data", "robot_file") or value}
 
     @staticmethod

@@ -98,7 +98,7 @@ class TrainingDisplay(Callback):
         metrics, unit = summary.metrics, unit_of(trainer.task.unit)
         model_loss = f"{metrics['model_loss']:.4f}" if math.isfinite(metrics["model_loss"]) else "–"
         status = (
-            f"robot time {duration(metrics['robot_time_s'])} · error {unit.with_unit(metrics['tracking_error_m'])} · "
+            f"robot time {duration(metrics['robot_time_s'])} · error {unit.with_unit(metrics['tracking_error'])} · "
             f"model loss {model_loss} · update {metrics['update_time_s']:.1f} s"
         )
         if not metrics["update_accepted"]:

@@ -285,7 +285,7 @@ class Guard(Callback):
 def _what_counts(metrics: Mapping[str, Any]) -> tuple[int, float, float, float]:
     """What `judged` needs of a line of metrics.jsonl, where NaN is null."""
     error, predicted = (
-        math.nan if metrics[name] is None else float(metrics[name]) for name in ("tracking_error_m", "prediction_error")
+        math.nan if metrics[name] is None else float(metrics[name]) for name in ("tracking_error", "prediction_error")
     )
     return int(metrics["episode"]), error, predicted, float(metrics.get("valid_share", 1.0))
 

@@ -177,11 +177,11 @@ class Trainer:
         arrays = {**summary.record.arrays(), **policy_arrays(policy)}
         self.run.save_episode(self.episode, arrays, {"episode": self.episode})
         self.run.append_metrics(summary.metrics)
-        error = summary.metrics["tracking_error_m"]
+        error = summary.metrics["tracking_error"]
         self._errors = [*self._errors, error][-PROVEN_OVER:]
         if proof(self._errors) < self.best_error and summary.metrics["valid_share"] > SEEN:
             self.best_error = proof(self._errors)
-            self.run.save_best(policy_arrays(policy), {"episode": self.episode, "tracking_error_m": error})
+            self.run.save_best(policy_arrays(policy), {"episode": self.episode, "tracking_error": error})
         self._save_checkpoint()
 
     def put(self, state: LearnerState) -> None:
@@ -197,7 +197,7 @@ class Trainer:
     def _save_checkpoint(self) -> None:
         if self.run is None or self.episode == 0:
             return
-        info: dict[str, Any] = {"best_error_m": self.best_error}
+        info: dict[str, Any] = {"best_error": self.best_error}
         if self.state.policy is self.operators_policy:
             info["operators_policy"] = self.config.robot
         self.run.save_checkpoint(self.episode, to_arrays(self._checkpoint()), info)
@@ -217,13 +217,13 @@ class Trainer:
             self.state = restored["learner"]
             self.robot.restore(restored["robot"])
             self.episode = checkpoint.episode
-            self.best_error = float(checkpoint.info["best_error_m"])
+            self.best_error = float(checkpoint.info["best_error"])
             # The same weights on the same robot: what the person decided still holds.
             if checkpoint.info.get("operators_policy") == self.config.robot:
                 self.operators_policy = self.state.policy
         self.run.rewind(self.episode)
         rows = self.run.read_metrics()
-        errors = [float("nan") if row["tracking_error_m"] is None else row["tracking_error_m"] for row in rows]
+        errors = [float("nan") if row["tracking_error"] is None else row["tracking_error"] for row in rows]
         self._errors = errors[-PROVEN_OVER:]
         self._restore_best(errors, [row["valid_share"] for row in rows])
         for episode in range(1, self.episode + 1):
@@ -245,7 +245,7 @@ class Trainer:
             return
         k = int(np.nanargmin(proofs))
         arrays = {n: a for n, a in self.run.load_episode(k + 1)[0].items() if n.startswith("policy.")}
-        self.run.save_best(arrays, {"episode": k + 1, "tracking_error_m": errors[k]})
+        self.run.save_best(arrays, {"episode": k + 1, "tracking_error": errors[k]})
         self.best_error = proofs[k]
 
 
@@ -262,10 +262,10 @@ def episode_metrics(
     """What the robot did, as far as its sensors can be believed (`record.valid`), and what both updates did with it."""
     tracking = tracking_metrics(task.spec, (record,))
     return {
-        "tracking_error_m": tracking.mean_error_m,
-        "rms_error_m": tracking.rms_error_m,
-        "max_error_m": tracking.max_error_m,
-        "controller_loss": tracking.rms_error_m**2,
+        "tracking_error": tracking.mean_error,
+        "rms_error": tracking.rms_error,
+        "max_error": tracking.max_error,
+        "controller_loss": tracking.rms_error**2,
         "cost": float(report.cost),
         "model_loss": float(model.loss),
         "prediction_error": float(novelty),

@@ -1,0 +1,1 @@
+"""The laboratory: experiments and peers. Imports firsthand; nothing imports it."""

@@ -1,0 +1,118 @@
+"""Our own learner beside the peers, and the same without the measured trajectory (`imagination`)."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from firsthand.evaluation import tracking_metrics
+from firsthand.learner import Improvement, LearnerState, Rollout, update_policy
+from firsthand.learner.model_learning import ModelReport
+from firsthand.models import Policy
+from firsthand.robots import EpisodeRecord
+from firsthand.robots.simulated import SimulatedRobot
+from firsthand.tasks import Task
+from firsthand.training import Trainer, TrainingConfig
+from firsthand.training.prior import modelled
+from firsthand_onboard.policy import NumpyPolicy
+
+from ..experiments.base import Report
+from .ledger import Ledger
+from .setup import plant_and_task
+from .view import Controller, Stepper, decision_ms
+
+TINY = {"model_steps": 10, "policy_steps": 2, "imagined": 3, "refinement_steps": 1, "refinement_batch": 2}
+
+
+class Timed(SimulatedRobot):
+    """A simulated robot that counts its own processor time, which is no computing of the learner's."""
+
+    simulation_s = 0.0
+
+    def run_episode(self, *arguments: Any, **more: Any) -> EpisodeRecord:
+        """As ever."""
+        began = time.process_time()
+        record = super().run_episode(*arguments, **more)
+        self.simulation_s += time.process_time() - began
+        return record
+
+
+class PolicyController(Controller):
+    """Our policy as every peer is tested: from observations."""
+
+    def __init__(self, policy: Policy) -> None:
+        spec = policy.spec
+        self.layers = NumpyPolicy(spec, [(np.asarray(w), np.asarray(b)) for w, b in policy.layers]).layers
+
+    def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Actions in [-1, 1]."""
+        for weight, bias in self.layers:
+            seen = np.tanh(seen @ weight.T + bias)
+        return seen
+
+
+def size(tree: Any) -> int:
+    """Numbers in a pytree."""
+    return sum(int(leaf.size) for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array)))
+
+
+def acting_s(policy: Policy, task: Task) -> float:
+    """The time of an episode's decisions: the simulated robot makes them within its own compiled step."""
+    return task.trajectories * task.steps * decision_ms(PolicyController(policy), task.spec) / 1e3
+
+
+def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
+    """The fast preset, or another; short enough to begin anew when it was interrupted."""
+    preset = parameters.get("preset", "fast")
+    says = f"the {preset} preset; the newest policy is tested, not the kept one"
+    _run(Trainer, preset, says, parameters, folder, report)
+
+
+def run_imagination(parameters: dict[str, Any], folder: Path, report: Report) -> None:
+    """The Dyna idea: the fast preset, but the policy learns on imagined rollouts only."""
+    says = "the fast preset without the measured trajectories in the policy's update"
+    _run(Imagining, "fast", says, parameters, folder, report)
+
+
+def _run(kind: type[Trainer], preset: str, says: str, parameters: dict[str, Any], folder: Path, report: Report) -> None:
+    tiny = parameters["setting"] == "tiny"
+    plant, task = plant_and_task(parameters["robot"], tiny=tiny)
+    changes = dict(TINY) if tiny else {}
+    config = TrainingConfig.of(
+        parameters["robot"], preset, episodes=parameters["episodes"], seed=parameters["seed"], **changes
+    )
+    ledger = Ledger(folder, Stepper(plant, task), parameters["marks"], report)
+    robot = Timed(plant, task, seed=config.seed)
+    trainer = kind(robot, config)
+    acting, updates = acting_s(trainer.state.policy, task), 0
+    while trainer.episode < config.episodes:
+        began = time.process_time() - robot.simulation_s
+        episode = trainer.run_episode()
+        computing = acting + time.process_time() - robot.simulation_s - began
+        updates += episode.metrics["policy_steps"] + config.hyper.model_steps
+        error = tracking_metrics(task.spec, (episode.record,)).mean_error  # every step counts, as for the peers
+        ledger.episode(trainer.episode, error, computing, updates)
+        ledger.test(trainer.episode, PolicyController(trainer.state.policy))
+    ledger.describe(parameters=size((trainer.state.policy.layers, trainer.state.dynamics)), setting=says)
+
+
+class Imagining(Trainer):
+    """Our learner, in whose policy update imagined trajectories stand where the measured ones belong.
+
+    Measured data teach the model and say where rollouts may start. What is missing: measured states along the
+    trajectory and the model's measured errors that are added back. The trust region, and with it when refinement
+    begins, follows from how well the model agrees with its own predictions, not with the robot.
+    """
+
+    def improved(
+        self, record: EpisodeRecord, rollout: Rollout, model: ModelReport, rng: np.random.Generator
+    ) -> tuple[LearnerState, Improvement]:
+        """The policy's update."""
+        own = self.imagined(record, self.task.trajectories, rng)
+        assert own is not None
+        dreamed = modelled(self.state.policy, self.state.dynamics, own.starts, own.previews)
+        rest = self.imagined_in_all(record, rng)
+        return update_policy(self.state, self.task.cost, dreamed, rest, model, self.config.hyper)

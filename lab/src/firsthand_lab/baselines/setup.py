@@ -1,0 +1,35 @@
+"""The robot of a job, from its parameters."""
+
+import dataclasses
+from typing import Any
+
+from firsthand.errors import UserError
+from firsthand.plants.base import AbstractPlant
+from firsthand.robots.registry import find_robot
+from firsthand.robots.simulated import SimulatedRobot
+from firsthand.tasks import Task, excavator_task, soft_arm_task
+
+from ..experiments.baseline import TINY_TASK
+from ..experiments.learning import tuples
+
+TINY_HURRY = 6.0
+"""In the tests' size the evaluation shapes are travelled so many times as fast: they are over sooner."""
+
+
+TINY: dict[str, Any] = {"excavator": excavator_task, "excavator-pressure": excavator_task, "soft-arm": soft_arm_task}
+"""What has a form for the tests."""
+
+
+def plant_and_task(robot: str, *, tiny: bool = False) -> tuple[AbstractPlant, Task]:
+    """A simulated robot by name; `tiny` shortens its episodes for the tests."""
+    source = find_robot(robot)
+    task = source.make_task()
+    if tiny:
+        if robot not in TINY:
+            raise UserError(f"the smallest form is there for {', '.join(TINY)}, not for {robot!r}.")
+        task = TINY[robot](**tuples(TINY_TASK))
+        task = dataclasses.replace(task, evaluation_speed=TINY_HURRY * task.evaluation_speed)
+    made = source.make_robot(task, payload_kg=0.0, seed=0)
+    if not isinstance(made, SimulatedRobot):
+        raise UserError(f"the robot {robot!r} is not simulated here; peers are compared on simulated robots.")
+    return made.plant, task

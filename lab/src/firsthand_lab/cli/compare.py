@@ -1,0 +1,122 @@
+"""`firsthand compare`."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from firsthand.errors import UserError
+
+from .jobs import FAILED, INTERRUPTED, check_runner, make_pool, print_findings
+
+if TYPE_CHECKING:
+    from ..experiments.study import Study
+
+_Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
+_Switch = Annotated[bool, arg(help_behavior_hint="")]
+PEERS = "pid,ppo,sac,dreamerv3,tdmpc2,imagination"
+LONG_H = 12.0
+"""A comparison that takes longer is run only with --yes."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Ours and other ways to control a robot, side by side, after equal robot time."""
+
+    robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
+    """A simulated robot: excavator, excavator-pressure, soft-arm."""
+    peers: Annotated[str, arg(metavar="NAMES")] = PEERS
+    """Comma-separated. dreamerv3 and tdmpc2 have settings that two cores can bear; dreamerv3:default and tdmpc2:default
+    are the published ones (hours to days)."""
+    episodes: Annotated[int, arg(metavar="N")] = 40
+    """Robot time for each of them."""
+    seeds: Annotated[int, arg(metavar="N")] = 3
+    """Random seeds; the :default ones get one. More can be added later."""
+    tiny: _Switch = False
+    """The smallest form, which the tests run: everything happens, nothing is learned."""
+    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """Folder for data, figures and the table; by default experiments/compare-ROBOT. The same command continues what was
+    interrupted; the table shows all that is in the folder, of other commands too."""
+    so_far: _Switch = False
+    """Run nothing: make the figures and the table of what is there, unfinished runs included."""
+    on: Annotated[Literal["local", "ray"], arg(metavar="local|ray")] = "local"
+    """Processes on this machine, or a Ray cluster."""
+    address: Annotated[str | None, arg(metavar="ADDRESS", help_behavior_hint="")] = None
+    """The Ray cluster: host:port, ray://host:port or auto; without it a small one is started on this machine."""
+    workers: _Whole = None
+    """Jobs at a time; by default one per core."""
+    yes: _Switch = False
+    """Go on although it takes more than 12 hours."""
+
+    def run(self) -> int:
+        """Run, conclude, print the table. Running it again continues."""
+        from firsthand.training.display import say
+
+        from ..baselines.compare import PeerComparison, PeerStudy
+        from ..baselines.registry import chosen
+        from ..baselines.setup import plant_and_task
+        from ..experiments.base import Size
+        from ..experiments.display import Display
+        from ..experiments.run import JobsFailed, carry_out, default_folder
+
+        peers = chosen(self.peers)
+        if self.episodes < 1:
+            raise UserError(f"episodes is {self.episodes}, but must be at least 1.")
+        check_runner(self.seeds, self.workers, self.on, self.address)
+        _, task = plant_and_task(self.robot, tiny=self.tiny)
+        comparison = PeerComparison(self.robot, task, peers, self.episodes)
+        size = Size("tiny" if self.tiny else "full", self.seeds)
+        folder = self.out or default_folder(comparison.name, size.name)
+        study = PeerStudy(folder, comparison, size)
+        if self.so_far:
+            if not study.path.is_dir():
+                raise UserError(f"there is no folder {folder} yet: run the same command without --so-far.")
+            print_findings([study], {comparison.name: study.conclude()})
+            return 0
+        self._ask(study)
+        if len(peers) == 1:
+            raise UserError(f"peers is {self.peers!r}, but must name at least one besides ours.")
+        for peer in peers:
+            peer.require(task, 10**6 if self.tiny else self.episodes)  # tiny shortens what takes time
+        with study, Display() as display:
+            say(f"{comparison.name}, {self.episodes} episodes each, into {folder}")
+            try:
+                findings = carry_out([study], lambda n: make_pool(n, self.workers, self.on, self.address), display)
+            except KeyboardInterrupt:
+                say(f"Interrupted; what is done is kept. Continue with: {self._again()}")
+                return INTERRUPTED
+            except JobsFailed as failed:
+                say(f"firsthand: {failed} The other jobs are kept; try the rest again with: {self._again()}")
+                return FAILED
+        print_findings([study], findings)
+        return 0
+
+    def _ask(self, study: "Study") -> None:
+        """Raise `UserError` when what is left to do takes very long and nobody said yes."""
+        from ..experiments.worker import cores
+
+        left = [job.steps * job.weight for job in study.jobs if not study.finished(job)]
+        if self.tiny or self.yes or not left:
+            return
+        here = self.on == "local" or self.address is None
+        at_once = min(self.workers or cores(), cores()) if here else self.workers or len(left)
+        hours = max(max(left), sum(left) / at_once) / 3600
+        if hours > LONG_H:
+            where = " on this machine" if here else ""
+            raise UserError(
+                f"this takes about {hours:.0f} hours{where}: use fewer --episodes, --seeds or --peers, or add --yes."
+            )
+
+    def _again(self) -> str:
+        """What to type to continue: to be copied."""
+        words = ["firsthand", "compare", self.robot, "--peers", self.peers]
+        words += ["--episodes", str(self.episodes), "--seeds", str(self.seeds)]
+        words += ["--tiny"] if self.tiny else []
+        for name in ("out", "address", "workers"):
+            if getattr(self, name) is not None:
+                words += [f"--{name}", str(getattr(self, name))]
+        words += ["--on", self.on] if self.on != "local" else []
+        words += ["--yes"] if self.yes else []
+        return shlex.join(words)

@@ -1,0 +1,120 @@
+"""The job of `regret`: learners of one seed that differ in η run side by side, and every episode is taken apart."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from firsthand.training.data import as_rollout
+
+from .. import files
+from ..base import Report
+from ..sensitivity import Varied
+from ..together import member
+from .comparator import improved
+from .gradients import Starts, trajectory_starts
+from .measured import gradient_report, loop_report, model_report
+from .model_regret import fitted_loss
+from .setup import Kept, hyper_of, make_group
+from .shift import transitions, variation_bound
+
+
+def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
+    """Leaves episodes.csv with a row per learner and episode."""
+    base = hyper_of(parameters)
+    group = make_group({**parameters, "seeds": [parameters["seed"]] * len(parameters["etas"])})
+    group.hyper = Varied.of([dataclasses.replace(base, eta=eta) for eta in parameters["etas"]])
+    kept = Kept(folder, group)
+    learners = range(len(parameters["etas"]))
+    while group.episode < parameters["episodes"]:
+        before, now = group.state, group.snapshot()["robot"][0]
+        metrics = group.run_episode()
+        rows = []
+        for i in learners:
+            old, new, record = member(before, i), member(group.state, i), group.records[i]
+            rollout = as_rollout(group.task.spec, record)
+            starts = trajectory_starts(group.plant, member(now[0], i), record.commands, record.starts)
+            measured = gradient_report(
+                group.plant,
+                group.task,
+                base,
+                old.policy,
+                new.policy,
+                new.dynamics,
+                rollout,
+                starts,
+                jnp.asarray(record.references),
+            )
+            row = {name: float(value) for name, value in measured._asdict().items()}
+            if group.episode % parameters["look_every"] == 0:
+                row |= loop_report(old.policy, new.dynamics, rollout)
+                key = jax.random.key(group.episode)
+                row["loss_best"] = float(fitted_loss(new.dynamics, rollout, key=key, steps=parameters["refit"]))
+            row |= model_report(old.dynamics, new.dynamics, rollout)
+            data = transitions(rollout, group.task.spec.layout.num_measured)
+            last = kept.columns["data"][-1][i] if "data" in kept.columns else data
+            row["shift"], row["shift_error"] = variation_bound(last, data) if group.episode > 1 else (0.0, 0.0)
+            rows.append((row, data, flattened(starts.plant, len(record.starts))))
+        names = sorted({name for row, _, _ in rows for name in row} | set(LOOP))
+        kept.columns["data"] = []  # only the newest episode's is needed
+        kept.add(
+            {
+                **metrics,
+                **{f"row.{n}": np.asarray([row.get(n, np.nan) for row, _, _ in rows]) for n in names},
+                "data": np.stack([data for _, data, _ in rows]),
+                "plants": np.stack([plant for _, _, plant in rows]),
+                "states": np.stack([record.starts for record in group.records]),
+                "references": np.stack([record.references for record in group.records]),
+            }
+        )
+        report(group.episode, f"cost {np.mean(metrics['cost']):.3f}")
+    columns = kept.stacked()
+    hindsight = np.stack([_hindsight(group, columns, i, parameters["improve"], report) for i in learners], axis=1)
+    table = {name: value for name, value in columns.items() if value.ndim == 2}
+    episodes, count = hindsight.shape
+    files.write_csv(
+        folder / "episodes.csv",
+        {
+            "eta": np.tile(np.asarray(parameters["etas"]), episodes),
+            "horizon": np.tile(np.asarray(parameters["horizons"]), episodes),
+            "episode": np.repeat(np.arange(1, episodes + 1), count),
+            **{name.removeprefix("row."): value.reshape(-1).astype(float) for name, value in table.items()},
+            "hindsight_cost": hindsight.reshape(-1).astype(float),
+        },
+    )
+
+
+def flattened(states: Any, count: int) -> np.ndarray:
+    """Plant states as rows of numbers, in the order of `ravel_pytree`."""
+    return np.concatenate([np.asarray(leaf).reshape(count, -1) for leaf in jax.tree.leaves(states)], axis=1)
+
+
+LOOP = ("spectral_radius", "growth_per_step", "largest_product", "loss_best")
+"""What is not measured in every episode."""
+
+
+def _hindsight(group: Any, columns: dict[str, np.ndarray], index: int, steps: int, report: Report) -> np.ndarray:
+    """What the best fixed policy found in hindsight would have cost in each episode of one learner."""
+    plants, states, references = (columns[n][:, index] for n in ("plants", "states", "references"))
+    episodes, trajectories = plants.shape[:2]
+    template = group.plant.reset(jnp.asarray(group.task.home, jnp.float32))
+    rebuild = jax.vmap(ravel_pytree(template)[1])
+    starts = Starts(
+        rebuild(jnp.asarray(plants.reshape(episodes * trajectories, -1))),
+        jnp.asarray(states.reshape(episodes * trajectories, -1)),
+    )
+    paths = jnp.asarray(references.reshape(episodes * trajectories, *references.shape[2:]))
+    _, costs = improved(
+        group.plant,
+        group.task,
+        group.policy(index),
+        starts,
+        paths,
+        steps=steps,
+        report=lambda i: report(episodes, f"comparing with the best policy in hindsight, {100 * i // steps} %"),
+    )
+    return costs.reshape(episodes, trajectories).mean(axis=1)

@@ -17,8 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from firsthand.learner import Buffer, Hyperparameters, LearnerState, append, update_model, update_policy
-from firsthand.learner.rollout import Rollout
+from firsthand.agent import Buffer, Hyperparameters, LearnerState, append, update_model, update_policy
+from firsthand.agent.rollout import Rollout
 from firsthand.tasks import Task, excavator_task
 from firsthand.training.data import imagined_starts
 from firsthand.training.presets import PRESETS

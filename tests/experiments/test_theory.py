@@ -8,7 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy.stats import norm
 
-from firsthand.learner.gradient import closed_loop_gradient, mean_cost
+from firsthand.agent.gradient import closed_loop_gradient, mean_cost
 from firsthand.models import Dynamics, Policy
 from firsthand.plants.linear_quadratic import augmented_system, solve_preview
 from firsthand.plants.probes import DelayedDoubleIntegrator

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from firsthand.agent import Buffer, append
 from firsthand.errors import UserError
 from firsthand.evaluation import evaluate
-from firsthand.learner import Buffer, append
 from firsthand.models import Policy
 from firsthand.report.gather import can_go_back
 from firsthand.robots import EpisodeRecord

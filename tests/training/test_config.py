@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from firsthand.agent import Hyperparameters
 from firsthand.errors import UserError
-from firsthand.learner import Hyperparameters
 from firsthand.runs import plain
 from firsthand.training import PRESETS, TrainingConfig, preset
 

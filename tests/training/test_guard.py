@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from firsthand.agent import Hyperparameters, LearnerState, Rollout
 from firsthand.cli.train import Train
 from firsthand.errors import UserError
-from firsthand.learner import Hyperparameters, LearnerState, Rollout
 from firsthand.logs import Transitions
 from firsthand.models import Policy
 from firsthand.plants.probes import ScalarPlant

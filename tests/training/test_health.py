@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.learner import Rollout
+from firsthand.agent import Rollout
 from firsthand.training.health import closed_loop_growth
 
 STEPS = 300

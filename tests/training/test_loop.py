@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
-from firsthand.learner import Hyperparameters
+from firsthand.agent import Hyperparameters
 from firsthand.models import Policy
 from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.plants.probes import ScalarPlant

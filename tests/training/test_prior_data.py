@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from firsthand.agent import Hyperparameters
 from firsthand.errors import UserError
-from firsthand.learner import Hyperparameters
 from firsthand.logs.comma import column_names
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import SimulatedRobot

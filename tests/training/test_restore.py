@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from firsthand.learner import LearnerState
-from firsthand.learner.buffer import Buffer
+from firsthand.agent import LearnerState
+from firsthand.agent.buffer import Buffer
 from firsthand.runs import RunFolder
 from firsthand.runs.pytrees import to_arrays
 from firsthand.training import TrainingConfig

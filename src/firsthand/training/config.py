@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..agent import Hyperparameters
 from ..errors import UserError
-from ..learner import Hyperparameters
 from ..robots.registry import make_task
 from ..robots.user_file import RobotFile, absolute_name, check_stored, found_again, robot_file, robot_file_notes
 from ..tasks import Task

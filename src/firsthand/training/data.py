@@ -7,7 +7,7 @@ from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import initial_state, measured_part, next_state
 from firsthand_onboard.references import build_reference
 
-from ..learner import Imagined, Rollout
+from ..agent import Imagined, Rollout
 from ..logs.base import FAR
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from firsthand_onboard.features import measured_part
 from firsthand_onboard.kinematics import tracked_output
 
+from ..agent import Rollout
+from ..agent.ground import deviation, ground_of, predicted
 from ..errors import UserError, suggest
-from ..learner import Rollout
-from ..learner.ground import deviation, ground_of, predicted
 from ..models import Policy
 from ..robots import EpisodeRecord
 from ..robots.onboard import FIRST_AUTHORITY, OnboardRobot

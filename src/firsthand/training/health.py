@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..learner import Rollout
-from ..learner.rollout import DynamicsFunction, PolicyFunction
+from ..agent import Rollout
+from ..agent.rollout import DynamicsFunction, PolicyFunction
 
 
 @eqx.filter_jit

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..agent import Imagined, Improvement, LearnerState, Rollout, append, update_model, update_policy
+from ..agent.model_learning import ModelReport, prediction_error
 from ..errors import UserError
 from ..evaluation import tracking_metrics
-from ..learner import Imagined, Improvement, LearnerState, Rollout, append, update_model, update_policy
-from ..learner.model_learning import ModelReport, prediction_error
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord
 from ..robots.onboard import OnboardRobot

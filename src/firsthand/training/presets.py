@@ -1,7 +1,7 @@
 """Presets: complete settings of the learner by name."""
 
+from ..agent.hyperparameters import Hyperparameters
 from ..errors import UserError, suggest
-from ..learner.hyperparameters import Hyperparameters
 
 PRESETS: dict[str, Hyperparameters] = {
     # The paper's algorithm: one preconditioned step per episode, along the measured trajectories.

@@ -14,10 +14,10 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import initial_state
 
+from ..agent import Buffer, Hyperparameters, LearnerState, Rollout, append_rows, update_policy
+from ..agent.model_learning import ModelReport, learn_model
+from ..agent.rollout import imagine
 from ..errors import UserError
-from ..learner import Buffer, Hyperparameters, LearnerState, Rollout, append_rows, update_policy
-from ..learner.model_learning import ModelReport, learn_model
-from ..learner.rollout import imagine
 from ..logs import Transitions, read_log, spec_difference
 from ..logs.base import transitions
 from ..logs.episodes import stored_spec

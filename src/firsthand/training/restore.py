@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..agent import LearnerState
 from ..cache import cache_folder
 from ..errors import UserError
 from ..evaluation.oracle import OracleResult, cached_oracle
-from ..learner import LearnerState
 from ..logs import spec_difference
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord, SimulatedRobot

@@ -8,9 +8,9 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from firsthand.agent import Improvement, LearnerState, Rollout, update_policy
+from firsthand.agent.model_learning import ModelReport
 from firsthand.evaluation import tracking_metrics
-from firsthand.learner import Improvement, LearnerState, Rollout, update_policy
-from firsthand.learner.model_learning import ModelReport
 from firsthand.models import Policy
 from firsthand.robots import EpisodeRecord
 from firsthand.robots.simulated import SimulatedRobot

@@ -85,7 +85,7 @@ class Setup:
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Learn, from the last checkpoint on; the same seeds give the same data on one core."""
-    from firsthand.learner import Hyperparameters
+    from firsthand.agent import Hyperparameters
     from firsthand.robots.registry import find_robot
     from firsthand.robots.simulated import SimulatedRobot
     from firsthand.tasks import excavator_task, soft_arm_task

@@ -242,7 +242,7 @@ def wrong_model(parameters: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     import equinox as eqx
     import jax
 
-    from firsthand.learner import update_model
+    from firsthand.agent import update_model
     from firsthand.training.data import as_rollout
 
     from .theory.setup import make_group

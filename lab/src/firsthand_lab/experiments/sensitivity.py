@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from firsthand.learner import Hyperparameters
+from firsthand.agent import Hyperparameters
 from firsthand.report.style import plain_number, styled
 
 from . import files

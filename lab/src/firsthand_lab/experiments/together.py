@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from firsthand.agent import Hyperparameters, Imagined, LearnerState, Rollout, update_model, update_policy
+from firsthand.agent.buffer import Buffer, written
+from firsthand.agent.model_learning import ModelReport, prediction_error
 from firsthand.errors import UserError
 from firsthand.evaluation import tracking_metrics
 from firsthand.evaluation.metrics import TrackingMetrics
-from firsthand.learner import Hyperparameters, Imagined, LearnerState, Rollout, update_model, update_policy
-from firsthand.learner.buffer import Buffer, written
-from firsthand.learner.model_learning import ModelReport, prediction_error
 from firsthand.models import Policy
 from firsthand.plants.base import AbstractPlant
 from firsthand.robots.base import EpisodeRecord

@@ -9,10 +9,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from firsthand.learner import Hyperparameters, Rollout
-from firsthand.learner.gradient import damped_gradient
-from firsthand.learner.ground import half_range
-from firsthand.learner.preconditioner import command_jacobian
+from firsthand.agent import Hyperparameters, Rollout
+from firsthand.agent.gradient import damped_gradient
+from firsthand.agent.ground import half_range
+from firsthand.agent.preconditioner import command_jacobian
 from firsthand.models import Dynamics, Policy
 from firsthand.plants.base import AbstractPlant
 from firsthand.tasks import Task

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from firsthand.learner.model_learning import trainable
-from firsthand.learner.rollout import Rollout
+from firsthand.agent.model_learning import trainable
+from firsthand.agent.rollout import Rollout
 from firsthand.models import Dynamics, predicted_entries
 
 

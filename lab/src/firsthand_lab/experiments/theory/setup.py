@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from firsthand.learner import Hyperparameters
+from firsthand.agent import Hyperparameters
 from firsthand.plants.base import AbstractPlant
 from firsthand.robots.registry import make_robot
 from firsthand.robots.simulated import SimulatedRobot

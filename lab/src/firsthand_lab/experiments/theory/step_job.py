@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from firsthand.learner import Rollout
-from firsthand.learner.gradient import damped_gradient
-from firsthand.learner.ground import half_range
-from firsthand.learner.preconditioner import preconditioned_step
+from firsthand.agent import Rollout
+from firsthand.agent.gradient import damped_gradient
+from firsthand.agent.ground import half_range
+from firsthand.agent.preconditioner import preconditioned_step
 from firsthand.models import Policy
 from firsthand.training.data import as_rollout
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
-from firsthand.learner.preconditioner import conjugate_gradients, preconditioned_step
-from firsthand.learner.rollout import Rollout
+from firsthand.agent.preconditioner import conjugate_gradients, preconditioned_step
+from firsthand.agent.rollout import Rollout
 from firsthand.models import Policy
 
 STEPS, TRAJECTORIES, COMMANDS = 4, 3, 2

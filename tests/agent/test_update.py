@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.learner.hyperparameters import Hyperparameters
-from firsthand.learner.model_learning import ModelReport
-from firsthand.learner.rollout import Rollout
-from firsthand.learner.state import LearnerState
-from firsthand.learner.update import adapted_radius, update_policy
+from firsthand.agent.hyperparameters import Hyperparameters
+from firsthand.agent.model_learning import ModelReport
+from firsthand.agent.rollout import Rollout
+from firsthand.agent.state import LearnerState
+from firsthand.agent.update import adapted_radius, update_policy
 from firsthand.tasks.cost import TrackingCost
 from firsthand_onboard import PolicyShape
 

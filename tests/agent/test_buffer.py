@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.learner.buffer import Buffer, append, grown, sample
-from firsthand.learner.rollout import Rollout
+from firsthand.agent.buffer import Buffer, append, grown, sample
+from firsthand.agent.rollout import Rollout
 
 STATE, COMMANDS, MEASURED = 3, 2, 2
 

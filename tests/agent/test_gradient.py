@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from firsthand.learner.gradient import (
+from firsthand.agent.gradient import (
     closed_loop_gradient,
     command_sensitivities,
     damped_gradient,
     mean_cost,
     trajectory_cost,
 )
-from firsthand.learner.rollout import Rollout, imagine
+from firsthand.agent.rollout import Rollout, imagine
 from firsthand.models import Dynamics, Policy
 
 STEPS, TRAJECTORIES = 6, 3

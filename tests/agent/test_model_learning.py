@@ -6,17 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.errors import UserError
-from firsthand.learner.buffer import Buffer
-from firsthand.learner.hyperparameters import Hyperparameters
-from firsthand.learner.model_learning import (
+from firsthand.agent.buffer import Buffer
+from firsthand.agent.hyperparameters import Hyperparameters
+from firsthand.agent.model_learning import (
     initial_optimizer,
     learn_model,
     one_step_loss,
     prediction_error,
     rescale,
 )
-from firsthand.learner.rollout import Rollout
+from firsthand.agent.rollout import Rollout
+from firsthand.errors import UserError
 from firsthand.models import Dynamics, predicted_entries
 
 PERIOD = 0.1

@@ -11,26 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
-from firsthand.learner.gradient import closed_loop_gradient, mean_cost
-from firsthand.learner.ground import Imagined, ground_of
-from firsthand.learner.hyperparameters import Hyperparameters
-from firsthand.learner.model_learning import ModelReport
-from firsthand.learner.refinement import (
-    Refinement,
-    batch_residuals,
-    felt_cost,
-    gauss_newton_step,
-    linearised,
-    refine_on_model,
-    trajectory_weights,
-)
-from firsthand.learner.rollout import Rollout
-from firsthand.learner.state import LearnerState
-from firsthand.learner.update import update_policy
-from firsthand.plants.linear_quadratic import augmented_system
-from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
-from firsthand.robots.base import preview_indices
-from learner.test_improvement import (
+from agent.test_improvement import (
     ALPHA,
     best_cost,
     cost_of,
@@ -44,6 +25,25 @@ from learner.test_improvement import (
     toy,
     true_model,
 )
+from firsthand.agent.gradient import closed_loop_gradient, mean_cost
+from firsthand.agent.ground import Imagined, ground_of
+from firsthand.agent.hyperparameters import Hyperparameters
+from firsthand.agent.model_learning import ModelReport
+from firsthand.agent.refinement import (
+    Refinement,
+    batch_residuals,
+    felt_cost,
+    gauss_newton_step,
+    linearised,
+    refine_on_model,
+    trajectory_weights,
+)
+from firsthand.agent.rollout import Rollout
+from firsthand.agent.state import LearnerState
+from firsthand.agent.update import update_policy
+from firsthand.plants.linear_quadratic import augmented_system
+from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
+from firsthand.robots.base import preview_indices
 
 __all__ = ["delayed_task", "scalar_task", "toy"]
 

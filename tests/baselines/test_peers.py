@@ -9,7 +9,9 @@ import jax
 import numpy as np
 import pytest
 
+from firsthand.controllers.pi import PIController, identify_axes
 from firsthand.errors import UserError
+from firsthand.robots.simulated import SimulatedRobot
 from firsthand_lab.baselines import compare, pid, rows
 from firsthand_lab.baselines.ledger import CURVES, FACTS, MARKS, PATHS, peak_memory_mb
 from firsthand_lab.baselines.registry import OURS, PEERS, chosen
@@ -27,48 +29,6 @@ def compile_quickly() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-def axis(sign: float = 1.0) -> pid.Axis:
-    edge = 0.05
-    size = np.asarray([edge, 0.2, 1.0])
-    return pid.Axis(sign, (size, np.asarray([0.0, 0.1, 0.9])), (size, np.asarray([0.0, 0.2, 1.2])), 0.1, 0.2)
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_the_inverse_map_undoes_the_map(sign):
-    joint = axis(sign)
-    for rate in (-1.1, -0.3, -0.05, 0.05, 0.1, 0.8):
-        size, speed = joint.up if rate > 0 else joint.down
-        command = joint.inverse(rate)
-        assert np.sign(command) == sign * np.sign(rate)
-        assert np.interp(abs(command), size, speed) == pytest.approx(abs(rate), rel=1e-6)
-    assert joint.inverse(0.0) == 0.0
-    assert abs(joint.inverse(3.0)) > 1.0  # saturated, and the integral can tell
-
-
-def test_gains_follow_the_rule():
-    _, task = plant_and_task("excavator")
-    controller = pid.PidController(task.spec, (axis(),) * 4, 1.0)
-    theta = 0.1 + 0.2 / 2
-    np.testing.assert_allclose(controller.gain, 1 / (2 * theta))
-    np.testing.assert_allclose(controller.integral_s, 8 * theta)
-
-
-def test_joint_speeds_move_the_tip_as_the_reference_moves():
-    _, task = plant_and_task("excavator")
-    controller = pid.PidController(task.spec, (axis(),) * 4, 1.0)
-    position = np.asarray(task.home)
-    from firsthand_onboard.kinematics import chain_jacobian, chain_points
-
-    here = chain_points(task.spec.kinematics, position)[-1]
-    velocity = np.asarray([0.3, -0.2])
-    points = here + controller.ahead[:, None] * velocity
-    rates = controller._rate_ahead(position, points, 0.0)
-    np.testing.assert_allclose(chain_jacobian(controller.chain, position) @ rates, velocity, rtol=0.05)
-    still = controller._pull(position)
-    assert np.abs(chain_jacobian(controller.chain, position) @ still).max() < 1e-5
-    assert still @ (controller.middle - position) > 0
-
-
 def test_pid_says_beforehand_what_it_cannot_do():
     with pytest.raises(UserError, match=r"kinematics are known as a chain; .* leave pid out of --peers"):
         PEERS["pid"].require(plant_and_task("soft-arm")[1], 40)
@@ -81,10 +41,10 @@ def test_pid_says_beforehand_what_it_cannot_do():
 def test_the_engineers_controller_follows():
     """Identified and steered for an episode: a few centimetres, where standing still has half a metre."""
     plant, task = plant_and_task("excavator")
-    axes, robot_s, _ = pid.identified(plant, task, 0)
-    assert 60 < robot_s < 600
+    found = identify_axes(SimulatedRobot(plant, task, seed=0), task)
+    assert 60 < found.robot_time_s < 600
     view = RobotView(plant, task, seed=0)
-    pid.steer(view, pid.PidController(task.spec, axes, 1.5))
+    pid.follow_episode(view, PIController(task.spec, found.axes, 1.5))
     assert view.errors[0] < 0.04
 
 

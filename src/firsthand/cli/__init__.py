@@ -14,7 +14,7 @@ from .dashboard import Dashboard
 from .evaluate import Evaluate
 from .export import Export
 from .inspect import Inspect
-from .laboratory import check_laboratory, laboratory_commands
+from .laboratory import check_laboratory, laboratory_commands, laboratory_hint
 from .machine import Machine
 from .report import Report
 from .simulator import Simulator
@@ -32,7 +32,7 @@ COMMANDS = {
     "simulator": Simulator,
 }
 
-
+DESCRIPTION = "Train a robot's controller on the robot itself. (firsthand --version prints the version.)"
 WRONG_INPUT = 2
 INTERRUPTED = 130
 
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = tyro.extras.subcommand_cli_from_dict(
         COMMANDS | laboratory_commands(),
         prog="firsthand",
-        description="Train a robot's controller on the robot itself. (firsthand --version prints the version.)",
+        description=f"{DESCRIPTION} {laboratory_hint()}".rstrip(),
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
     )

@@ -1,7 +1,7 @@
 """The machine of `deployment`: the pressure-model excavator with noisy sensors and oil that warms up while it works.
 
-`firsthand-onboard simulate --plant firsthand_lab.experiments.deployment_machine:WorkingExcavator --plant-option …` plays it
-in a process of its own.
+`firsthand-onboard simulate --plant firsthand_lab.experiments.deployment_machine:WorkingExcavator --plant-option …`
+plays it in a process of its own.
 """
 
 import json

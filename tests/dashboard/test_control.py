@@ -14,7 +14,6 @@ from firsthand.control import files
 from firsthand.control.files import Request
 from firsthand.dashboard.follow import RunFollower
 from firsthand.errors import UserError
-from firsthand.robots import SimulatedRobot
 from firsthand.runs.packed import unpack
 from firsthand.training import TrainingConfig
 from firsthand.training import control as training_control
@@ -136,7 +135,7 @@ def control(tmp_path):
     made = Control(tmp_path, "tcp/127.0.0.1:1")
     made._machine = Machine()  # pyright: ignore
     trainer = SimpleNamespace(
-        robot=SimpleNamespace(before_trajectory=None),
+        robot=SimpleNamespace(pauses_between_trajectories=True, plant=None, finish_trajectory=lambda: None),
         config=TrainingConfig.of("excavator", "paper", episodes=3),
         task=SimpleNamespace(episode_s=1.0),
         episode=0,
@@ -217,13 +216,11 @@ def test_nothing_is_said_after_the_end(control, monkeypatch):
     assert status(control.run)["state"] == "finished"
 
 
-def test_a_fault_of_a_simulation_is_not_taken_for_a_tag(control, monkeypatch):
+def test_a_fault_of_a_simulation_is_not_taken_for_a_tag(control):
     def broken(*_: object, **__: object) -> None:
         raise ValueError("the simulation is wrong")
 
-    control._trainer.robot = robot = SimulatedRobot.__new__(SimulatedRobot)
-    robot.task = SimpleNamespace()  # pyright: ignore
-    monkeypatch.setattr("firsthand.robots.registry.make_robot", broken)
+    control._trainer.robot = SimpleNamespace(plant=object(), set_payload=broken)
     with pytest.raises(ValueError, match="simulation is wrong"):
         control._set_payload("300 kg")
     assert "marked with stones" in control._set_payload("stones")

@@ -93,7 +93,7 @@ def leave(monkeypatch, stop_at_once) -> str:
 
     monkeypatch.setattr("os._exit", left)
     monkeypatch.setattr(train, "LEAVE_S", 0.2)
-    robot = SimpleNamespace(stop_at_once=stop_at_once) if stop_at_once else SimpleNamespace()
+    robot = SimpleNamespace(stop_at_once=stop_at_once or (lambda: ""))
     trainer = SimpleNamespace(stop_requested=False, episode=4, robot=robot)
     display = SimpleNamespace(stopping=lambda: None, leave=said.append)
     interrupt = stop_on_interrupt(trainer, display, "firsthand train …")

@@ -146,7 +146,7 @@ def test_nothing_is_compiled_after_the_first_episode(hyper: Hyperparameters, tas
 def test_a_change_of_payload_reaches_the_plant_and_compiles_nothing(compilations) -> None:
     task = excavator_task(trajectories=2, steps=10, hidden=(8,))
     policy = Policy.random(task.spec, key=jax.random.key(0), last_gain=1.0)
-    robot = SimulatedRobot(ExcavatorFlow(), task)
+    robot = SimulatedRobot(ExcavatorFlow(), task, loaded=ExcavatorFlow().with_payload)
     trainer = SimpleNamespace(robot=robot)
     schedule = PayloadSchedule({2: 300.0, 4: 0.0})
     goals = task.sample_goals(np.random.default_rng(0), robot.measured(), 2)
@@ -160,7 +160,7 @@ def test_a_change_of_payload_reaches_the_plant_and_compiles_nothing(compilations
     first = episode(1)
     with compilations() as compiled:
         second, third, fourth = episode(2), episode(3), episode(4)
-        resumed = SimulatedRobot(ExcavatorFlow(), task)
+        resumed = SimulatedRobot(ExcavatorFlow(), task, loaded=ExcavatorFlow().with_payload)
         trainer.robot = resumed
         schedule.before_episode(trainer, 3)
     assert compiled.count == 0

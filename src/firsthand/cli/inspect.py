@@ -48,7 +48,7 @@ class Inspect:
         _check_writable(folder)
         robot = make_robot(self.robot, task, seed=self.seed)
         set_authority(robot, self.authority)
-        if self.amplitude > (given := getattr(robot, "authority", 1.0)):
+        if self.amplitude > (given := robot.authority):
             raise UserError(
                 f"amplitude is {self.amplitude:g}, but the robot may use only {given:g} of its range; give --authority."
             )
@@ -76,11 +76,9 @@ class Inspect:
 
 def check_goes_on(robot: Any) -> None:
     """Raise `UserError` for a robot that goes to neutral between two looks at it: its pushes would be cut to pieces."""
-    from ..robots.remote import RemoteRobot
-
-    if isinstance(robot, RemoteRobot) and not robot.lock_step:
+    if robot.neutral_between_motions:
         raise UserError(
-            f"The machine at {robot.address} runs in real time and is neutral between the pieces of a push: dead time "
+            "The machine runs in real time and is neutral between the pieces of a push: dead time "
             "and gain would come out wrong; inspect works in lock-step only, `firsthand simulator record` in real time."
         )
 

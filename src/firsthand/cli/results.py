@@ -16,7 +16,6 @@ from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..evaluation.oracle import OracleBudget, store_oracle, train_oracle
 from ..evaluation.published import published
-from ..robots import SimulatedRobot
 from ..training.display import say
 from ..training.prior import Prior
 from ..training.restore import RestoredRun
@@ -84,7 +83,7 @@ def oracle_of(restored: RestoredRun, *, compute: bool, speed: float | None = Non
     known = restored.oracle()
     robot = restored.robot()
     if known is None and compute:
-        if not isinstance(robot, SimulatedRobot):
+        if robot.plant is None:
             raise UserError(f"--oracle needs a simulated robot with known gradients; {restored.config.robot} is none.")
         plant, budget = robot.plant, OracleBudget()
         columns = (

@@ -139,7 +139,7 @@ class Train:
     def _train(self, run: Any, config: Any, robot: Any, guards: tuple[Any, ...], prior: Any) -> int:
         """The training itself; the exit code."""
         from ..control.machine import address_of
-        from ..robots.environment import GymnasiumRobot, RobotFailed
+        from ..robots.environment import RobotFailed
         from ..training import Trainer, TrainingStopped
         from ..training.callbacks import EpisodeAbandoned
         from ..training.control import Control
@@ -175,7 +175,7 @@ class Train:
         if trainer.stop_requested:
             say(f"Stopped after episode {trainer.episode}; everything is written. Continue with: {go_on}")
             return 130
-        for note in robot.notes() if isinstance(robot, GymnasiumRobot) else ():
+        for note in robot.notes():
             say(note)
         return 0
 
@@ -192,10 +192,9 @@ class Train:
 
     def _guards(self, robot: Any) -> tuple[Any, ...]:
         """What looks at each new policy before a machine runs it."""
-        from ..robots.onboard import OnboardRobot
         from ..training.guard import Guard, GuardSettings
 
-        if not isinstance(robot, OnboardRobot):
+        if not robot.has_authority:
             if self.authority is not None:
                 raise UserError(f"authority is for a robot across the network (tcp/host:port), not for {self.robot}.")
             if self.approve is None:
@@ -357,11 +356,8 @@ class stop_on_interrupt:
     def _stop_machine(self) -> str:
         """What the machine does now. In a thread: this one may be in the middle of talking to the machine."""
         self.leaving = True
-        stop = getattr(self.trainer.robot, "stop_at_once", None)
-        if stop is None:
-            return ""
-        said = ["The machine could not be told to stop."]
+        stop, said = self.trainer.robot.stop_at_once, ["The machine could not be told to stop."]
         thread = threading.Thread(target=lambda: said.append(stop()), daemon=True)
         thread.start()
         thread.join(LEAVE_S)
-        return f"{said[-1]} "
+        return f"{said[-1]} ".lstrip()

@@ -14,7 +14,6 @@ from ..evaluation import Evaluation, evaluate
 from ..models import Policy
 from ..robots import AbstractRobot
 from ..robots.address import is_address
-from ..robots.onboard import OnboardRobot
 from ..training.presets import PRESETS
 from ..training.restore import RestoredRun
 from ..units import Unit, unit_of
@@ -124,9 +123,7 @@ def is_machine(restored: RestoredRun, robot: AbstractRobot) -> bool:
 
 def can_go_back(robot: AbstractRobot) -> bool:
     """Whether a policy that was bad can be run again without harm: not on a machine that is no simulation."""
-    if robot.hardware:
-        return False
-    return not isinstance(robot, OnboardRobot) or robot.can_reset
+    return not robot.hardware or robot.can_reset
 
 
 def not_moved(path: Path) -> str:

@@ -1,7 +1,7 @@
 """What training needs of a robot: run an episode of given goals, and follow given references for evaluation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,9 @@ from jaxtyping import Bool, Float
 
 from firsthand_onboard import ControlSpec
 
+from ..errors import UserError
 from ..models import Policy
+from ..plants.base import AbstractPlant
 from ..tasks.base import EvaluationReference, Task
 
 
@@ -66,14 +68,54 @@ def neutral(spec: ControlSpec) -> Float[np.ndarray, " commands"]:
 
 
 class AbstractRobot(ABC):
-    """A robot as training sees it."""
+    """A robot as training sees it.
+
+    What a robot can do besides running episodes is declared here, with defaults for a robot that cannot. Nobody asks
+    a robot for its class.
+    """
 
     task: Task
     hardware: bool = False
-    """Whether a Gymnasium environment moves something real: then no report and no end of training moves it."""
+    """Whether it moves something real, or may: then only training and `firsthand evaluate` move it."""
+    can_reset: bool = False
+    """Whether it can be put somewhere at once, as a simulation can."""
+    has_authority: bool = False
+    """Whether `authority` limits its commands."""
+    authority: float = 1.0
+    """Share of the command range around neutral that the next motions may use."""
+    pauses_between_trajectories: bool = False
+    """Whether it calls `before_trajectory`; a robot that does not can pause between two episodes only."""
+    before_trajectory: Callable[[], bool] | None = None
+    """Called before motion. Waits while paused, returns whether it did, and may end the episode by an exception."""
+    stop_wanted: Callable[[], bool] | None = None
+    """Returns whether somebody wants to stop: then interrupted motion is not asked for again."""
+    neutral_between_motions: bool = False
+    """Whether commands do not hold from one `play` to the next: the machine is neutral in between."""
+    carries_payload: bool = False
+    """Whether `set_payload` works."""
+    plant: AbstractPlant | None = None
+    """The simulated plant, where there is one."""
 
     def close(self) -> None:  # noqa: B027 (most robots have nothing to give back)
         """Give the robot back: its lease, its environment. It may be used again after that."""
+
+    def finish_trajectory(self) -> None:  # noqa: B027 (most robots have nothing to finish)
+        """Finish the running trajectory, and then hold. From any thread."""
+
+    def stop_at_once(self) -> str:
+        """Stop the motion that was asked for, from any thread.
+
+        Returns a sentence about what the machine does then; an empty one where there is nothing to stop.
+        """
+        return ""
+
+    def set_payload(self, kg: float) -> None:
+        """Carry this load from the next motion on; `UserError` for a robot that cannot."""
+        raise UserError(f"payload is {kg:g} kg, but {self.task.name} cannot carry one.")
+
+    def notes(self) -> list[str]:
+        """What the user should know about the motion so far."""
+        return []
 
     @abstractmethod
     def measured(self) -> Float[np.ndarray, " measured"]:

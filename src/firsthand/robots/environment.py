@@ -3,7 +3,7 @@
 import contextlib
 import enum
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -224,8 +224,7 @@ class GymnasiumRobot(AbstractRobot):
     environment is reset, and the next trajectory starts from the reset. No transition leads across a reset.
     """
 
-    before_trajectory: Callable[[], object] | None = None
-    """Called before each trajectory of an episode; may wait, and may end the episode by an exception."""
+    pauses_between_trajectories = True
 
     def __init__(self, environment: Environment, task: Task, *, seed: int = 0, hardware: bool = False) -> None:
         self.environment, self.task, self.seed, self.hardware = environment, task, seed, hardware

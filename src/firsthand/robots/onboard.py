@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,14 +34,9 @@ Arrays = Mapping[str, np.ndarray]
 class OnboardRobot(AbstractRobot):
     """What an executor's robot is to training, wherever the executor runs."""
 
-    authority: float = 1.0
-    """Share of the command range around neutral that the next motions may use."""
-    can_reset: bool = False
-    """Whether the machine is a simulation that can be put somewhere."""
-    before_trajectory: Callable[[], bool] | None = None
-    """Called before motion; waits while paused, says whether it did, and may end the episode by an exception."""
-    stop_wanted: Callable[[], bool] | None = None
-    """Says whether somebody wants to stop: then motion that was interrupted is not asked for again."""
+    hardware: bool = True
+    has_authority = True
+    pauses_between_trajectories = True
 
     @abstractmethod
     def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
@@ -125,7 +120,7 @@ def set_authority(robot: AbstractRobot, share: float | None) -> None:
     """Let a robot across the network use this share of its command range; None leaves it as it is."""
     if share is None:
         return
-    if not isinstance(robot, OnboardRobot):
+    if not robot.has_authority:
         raise UserError(f"authority is {share:g}, but only a robot across the network (tcp/host:port) has one.")
     if not 0 < share <= 1:  # NaN is not inside either
         raise UserError(f"authority is {share:g}, but must be above 0 and at most 1.")
@@ -156,6 +151,7 @@ class ExecutorRobot(OnboardRobot):
     ) -> None:
         self.task, self.machine = task, machine
         self.can_reset = hasattr(machine, "reset")
+        self.hardware = not self.can_reset
         limits = GateLimits.of(task.spec, directions=machine.directions) if limits is None else limits
         self.homing = None if homing is None else HomingController(task.spec, limits, homing)
         self.executor = Executor(task.spec, machine, limits, LockStep(task.spec.period_s))

@@ -41,7 +41,7 @@ class BuiltIn(RobotSource):
 
     def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> SimulatedRobot:
         """The plant, standing at home."""
-        return SimulatedRobot(self.plant(payload_kg), task, seed=seed)
+        return SimulatedRobot(self.plant(payload_kg), task, seed=seed, loaded=self.plant)
 
 
 def _excavator(payload_kg: float) -> AbstractPlant:
@@ -67,7 +67,7 @@ def _soft_arm(payload_kg: float) -> AbstractPlant:
     return SoftArm().with_payload(payload_kg)
 
 
-ROBOTS: dict[str, RobotSource] = {
+ROBOTS: dict[str, BuiltIn] = {
     "excavator": BuiltIn(excavator_task, _excavator),
     "excavator-pressure": BuiltIn(excavator_task, _excavator_pressure),
     "soft-arm": BuiltIn(soft_arm_task, _soft_arm),

@@ -253,9 +253,9 @@ class RemoteRobot(OnboardRobot):
                 self._say(f"robot: it stopped {100 * job['away']:.0f} % of a joint's range away from home")
 
     @property
-    def lock_step(self) -> bool:
-        """Whether the machine's time passes only while it is commanded; otherwise it is neutral between two motions."""
-        return self._until_it_works(lambda: bool(self._connect().about["lock_step"]))
+    def neutral_between_motions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """In real time; in lock-step the machine's time passes only while it is commanded."""
+        return self._until_it_works(lambda: not self._connect().about["lock_step"])
 
     @property
     def can_reset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -1,5 +1,6 @@
 """A simulated plant as a robot: a whole episode runs inside one compiled call."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -94,9 +95,22 @@ _rest = eqx.filter_jit(at_rest)
 class SimulatedRobot(AbstractRobot):
     """A plant and its task, behind the same interface as hardware."""
 
-    def __init__(self, plant: AbstractPlant, task: Task, *, seed: int = 0) -> None:
+    can_reset = True
+    plant: AbstractPlant  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(
+        self,
+        plant: AbstractPlant,
+        task: Task,
+        *,
+        seed: int = 0,
+        loaded: Callable[[float], AbstractPlant] | None = None,
+    ) -> None:
+        """`loaded` makes the plant that carries a payload in kg, for a robot that can carry one."""
         self.plant = plant
         self.task = task
+        self.carries_payload = loaded is not None
+        self._loaded = loaded
         self._key = jax.random.key(np.uint32(seed) ^ np.uint32(0x5EED))
         position = jnp.asarray(task.home, jnp.float32)
         self._now = _rest(plant, task.spec, position, key=self._next_key())
@@ -151,6 +165,13 @@ class SimulatedRobot(AbstractRobot):
                 )
             )
         return tuple(records)
+
+    def set_payload(self, kg: float) -> None:
+        """Another plant of the same structure: nothing recompiles."""
+        if self._loaded is None:
+            super().set_payload(kg)
+            return
+        self.plant = self._loaded(kg)
 
     def snapshot(self) -> Any:
         """Plant state, state vector and random key."""

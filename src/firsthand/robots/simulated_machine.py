@@ -91,10 +91,9 @@ def make_plant(name: str, *, payload_kg: float = 0.0, seed: int = 0) -> MachineP
     source = find_robot(name)
     task = source.make_task()
     robot = source.make_robot(task, payload_kg=payload_kg, seed=seed)
-    plant = getattr(robot, "plant", None)
-    if not isinstance(plant, AbstractPlant):
+    if robot.plant is None:
         raise UserError(f"{name!r} cannot play the machine: only a simulated plant can.")
-    return MachinePlant(plant, task, seed=seed)
+    return MachinePlant(robot.plant, task, seed=seed)
 
 
 class Excavator(LockStepMachine):

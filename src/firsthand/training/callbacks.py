@@ -32,7 +32,7 @@ class Callback(Protocol):
 
 @dataclass(frozen=True)
 class PayloadSchedule(Callback):
-    """Changes the payload of a simulated robot at given episodes."""
+    """Changes the payload of a robot that can carry one at given episodes."""
 
     at: dict[int, float]
     """Episode (from 1) to payload in kg; it stays until the next entry."""
@@ -41,4 +41,4 @@ class PayloadSchedule(Callback):
         """Set what holds at this episode, so that it also holds after a resume."""
         held = [start for start in self.at if start <= episode]
         if held:
-            trainer.robot.plant = trainer.robot.plant.with_payload(self.at[max(held)])
+            trainer.robot.set_payload(self.at[max(held)])

@@ -24,7 +24,6 @@ from ..control import files
 from ..control.files import Event, Request, Status
 from ..control.machine import ANSWERED_S, Watch
 from ..errors import UserError
-from ..robots import SimulatedRobot
 from ..runs import atomic
 from ..runs.packed import DamagedFile, unpack
 from ..runs.pytrees import from_arrays
@@ -81,7 +80,7 @@ class Control(Callback):
         """Start to listen. What the last payload of an earlier session was holds again."""
         self._trainer = trainer
         atomic.make_folder(files.folder_of(self.run) / files.REQUESTS)
-        if hasattr(trainer.robot, "before_trajectory"):
+        if trainer.robot.pauses_between_trajectories:
             trainer.robot.before_trajectory = self.hold
         payloads = [event for event in files.read_events(self.run) if event.kind == "payload"]
         if payloads:
@@ -188,13 +187,9 @@ class Control(Callback):
         robot, config = self._trainer.robot, self._trainer.config
         text = f"episodes are now marked with {tag}"
         weight = _kilograms(tag)
-        if weight is not None and isinstance(robot, SimulatedRobot):
-            from ..robots.registry import make_robot
-
+        if weight is not None and robot.plant is not None:
             dataclasses.replace(config, payload_kg=weight)  # refuses what no run may have
-            other = make_robot(config.robot, robot.task, payload_kg=weight, seed=config.seed)
-            assert isinstance(other, SimulatedRobot)
-            robot.plant = other.plant
+            robot.set_payload(weight)
             tag = f"{weight:g} kg"
             text = f"the simulated robot now carries {tag}"
         self._payload = tag
@@ -302,14 +297,12 @@ class Control(Callback):
     def _pause(self) -> str:
         self._paused = True
         robot = self._trainer.robot
-        if self._machine is not None and hasattr(robot, "finish_trajectory"):
-            robot.finish_trajectory()
-        stepped = hasattr(robot, "before_trajectory")
-        return f"pauses after this {'trajectory' if stepped else 'episode'}"
+        robot.finish_trajectory()
+        return f"pauses after this {'trajectory' if robot.pauses_between_trajectories else 'episode'}"
 
     def _stop(self, name: str) -> str | None:
         self._trainer.stop_requested = True
-        stepped = hasattr(self._trainer.robot, "before_trajectory")
+        stepped = self._trainer.robot.pauses_between_trajectories
         with self._changed:
             self._stop_now = stepped or self._paused
             self._changed.notify_all()

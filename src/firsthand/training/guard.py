@@ -29,7 +29,7 @@ from ..agent.ground import deviation, ground_of, predicted
 from ..errors import UserError, suggest
 from ..models import Policy
 from ..robots import EpisodeRecord
-from ..robots.onboard import FIRST_AUTHORITY, OnboardRobot
+from ..robots.onboard import FIRST_AUTHORITY
 from ..runs import atomic
 from ..units import METRES, Unit, unit_of
 from .callbacks import Callback, EpisodeAbandoned, EpisodeSummary
@@ -199,7 +199,7 @@ class Guard(Callback):
         if chosen is not trainer.state.policy:
             unknown = jnp.full_like(trainer.state.expected_cost, jnp.nan)
             trainer.state = dataclasses.replace(trainer.state, policy=chosen, expected_cost=unknown)
-        if isinstance(trainer.robot, OnboardRobot):
+        if trainer.robot.has_authority:
             trainer.robot.authority = self.state.authority
         self._ran = chosen
 
@@ -274,7 +274,7 @@ class Guard(Callback):
             if moved:
                 self.state = dataclasses.replace(self.state, authority=first)
         earned, given = self.state.authority, self.settings.authority
-        if moved and isinstance(trainer.robot, OnboardRobot):
+        if moved and trainer.robot.has_authority:
             say(f"the last episode ran on another machine: this one starts with {100 * first:.0f} % of its range")
         elif given is not None and given > earned:
             say(f"authority is {given:g}, but the run has earned {earned:g} so far and goes on with that")

@@ -15,7 +15,6 @@ from ..errors import UserError
 from ..evaluation import tracking_metrics
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord
-from ..robots.onboard import OnboardRobot
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays, to_arrays
 from ..tasks import Task
@@ -82,8 +81,7 @@ class Trainer:
         self.best_error = float("inf")
         """The `proof` of the policy that is kept."""
         self._errors: list[float] = []
-        if isinstance(robot, OnboardRobot):
-            robot.stop_wanted = lambda: self.stop_requested
+        robot.stop_wanted = lambda: self.stop_requested
 
     def train(self) -> None:
         """Episodes until the configured number is reached or a stop is requested."""
@@ -129,7 +127,7 @@ class Trainer:
             **episode_metrics(task, sound, self.state, model, report, novelty=novelty, growth=growth),
             "update_time_s": update_time,
         }
-        if isinstance(self.robot, OnboardRobot):
+        if self.robot.has_authority:
             metrics |= {"authority": self.robot.authority, "machine": self.config.robot}
         summary = EpisodeSummary(self.episode, metrics, record)
         self._keep(summary, policy)

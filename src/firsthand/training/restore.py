@@ -11,8 +11,7 @@ from ..errors import UserError
 from ..evaluation.oracle import OracleResult, cached_oracle
 from ..logs import spec_difference
 from ..models import Policy
-from ..robots import AbstractRobot, EpisodeRecord, SimulatedRobot
-from ..robots.onboard import OnboardRobot
+from ..robots import AbstractRobot, EpisodeRecord
 from ..robots.registry import make_robot, make_task
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays
@@ -97,7 +96,7 @@ class RestoredRun:
     def robot(self) -> AbstractRobot:
         """The robot of the run; a simulated one stands at home, a machine uses the range that the run has earned."""
         robot = make_robot(self.config.robot, self.task, payload_kg=self.config.payload_kg, seed=self.config.seed)
-        if isinstance(robot, OnboardRobot):
+        if robot.has_authority:
             robot.authority = self.earned(robot.authority)
         return robot
 
@@ -116,10 +115,10 @@ class RestoredRun:
 
     def oracle(self) -> OracleResult | None:
         """What the oracle reached on this robot and task, if it has one and it has been computed before."""
-        robot = self.robot()
-        if not isinstance(robot, SimulatedRobot):
+        plant = self.robot().plant
+        if plant is None:
             return None
-        return cached_oracle(robot.plant, self.task, cache_folder() / "oracles")
+        return cached_oracle(plant, self.task, cache_folder() / "oracles")
 
     def _episode(self, episode: int) -> dict[str, Any]:
         known = self.episodes()

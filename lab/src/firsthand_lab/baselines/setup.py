@@ -6,7 +6,6 @@ from typing import Any
 from firsthand.errors import UserError
 from firsthand.plants.base import AbstractPlant
 from firsthand.robots.registry import find_robot
-from firsthand.robots.simulated import SimulatedRobot
 from firsthand.tasks import Task, excavator_task, soft_arm_task
 
 from ..experiments.baseline import TINY_TASK
@@ -30,6 +29,6 @@ def plant_and_task(robot: str, *, tiny: bool = False) -> tuple[AbstractPlant, Ta
         task = TINY[robot](**tuples(TINY_TASK))
         task = dataclasses.replace(task, evaluation_speed=TINY_HURRY * task.evaluation_speed)
     made = source.make_robot(task, payload_kg=0.0, seed=0)
-    if not isinstance(made, SimulatedRobot):
+    if made.plant is None:
         raise UserError(f"the robot {robot!r} is not simulated here; peers are compared on simulated robots.")
     return made.plant, task

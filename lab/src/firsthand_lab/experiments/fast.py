@@ -329,7 +329,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 def prepared(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Configuration, task, and the plant at an episode; episode 0 is the plant without faults and payload."""
     from firsthand.plants.faults import FaultySensors
-    from firsthand.robots.registry import ROBOTS, BuiltIn
+    from firsthand.robots.registry import ROBOTS
     from firsthand.tasks import excavator_task, soft_arm_task
     from firsthand.training import TrainingConfig
 
@@ -342,7 +342,6 @@ def prepared(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
     make = soft_arm_task if parameters["robot"] == "soft-arm" else excavator_task
     task = make(**tuples(parameters["task"]))
     source = ROBOTS[parameters["robot"]]
-    assert isinstance(source, BuiltIn)
 
     def plant_at(episode: int) -> Any:
         held = [kg for first, kg in parameters["payloads"] if first <= episode]

@@ -87,7 +87,6 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Learn, from the last checkpoint on; the same seeds give the same data on one core."""
     from firsthand.agent import Hyperparameters
     from firsthand.robots.registry import find_robot
-    from firsthand.robots.simulated import SimulatedRobot
     from firsthand.tasks import excavator_task, soft_arm_task
     from firsthand.training.presets import preset
 
@@ -101,7 +100,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
     def plant(kg: float) -> Any:
         robot = source.make_robot(task, payload_kg=kg, seed=0)
-        if not isinstance(robot, SimulatedRobot):
+        if robot.plant is None:
             raise UserError(f"the robot {setup.robot!r} is not simulated here, and cannot be learned on by many seeds.")
         return robot.plant
 

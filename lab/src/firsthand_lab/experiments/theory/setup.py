@@ -9,7 +9,6 @@ import numpy as np
 from firsthand.agent import Hyperparameters
 from firsthand.plants.base import AbstractPlant
 from firsthand.robots.registry import make_robot
-from firsthand.robots.simulated import SimulatedRobot
 from firsthand.runs.pytrees import from_arrays, to_arrays
 from firsthand.tasks import Task, excavator_task
 from firsthand.training import preset
@@ -47,7 +46,7 @@ def task_of(parameters: dict[str, Any]) -> Task:
 def plant_of(robot: str) -> AbstractPlant:
     """The plant of a simulated robot by name."""
     made = make_robot(robot, excavator_task())
-    assert isinstance(made, SimulatedRobot)
+    assert made.plant is not None
     return made.plant
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from firsthand.errors import UserError
 from firsthand.logs import read_log
-from firsthand.logs.base import SPIKE, STUCK, transitions
+from firsthand.logs.base import transitions
 from firsthand.logs.comma import column_names
 from firsthand.robots import EpisodeRecord
 from firsthand.tasks.excavator import excavator_task
 from firsthand.training.data import as_rollout
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import initial_state
+from firsthand_onboard.signals import SPIKE, STUCK
 
 SPEC = excavator_task().spec
 DEGREES = 180 / np.pi
@@ -101,7 +102,7 @@ def test_an_angle_that_jumps_is_refused(first: float, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read_log(write(tmp_path / "a.csv", values), SPEC)
     jump = f"jumps from {values[at, 1]:g} to {values[at + 1, 1]:g} at row {at + 2}"
-    assert f"boom.position {jump}, as an angle does that begins anew after each turn" in str(caught.value)
+    assert f"boom.position {jump}, as an angle that starts again after each turn does" in str(caught.value)
 
 
 def test_one_wrong_value_a_turn_away_is_no_jump(tmp_path: Path) -> None:

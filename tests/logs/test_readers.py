@@ -14,13 +14,14 @@ import pytest
 
 from firsthand.errors import UserError
 from firsthand.logs import Log, read_log, spec_difference
-from firsthand.logs.base import FAR_AWAY, NO_HISTORY, NO_SUCCESSOR, NOT_FINITE, OUT_OF_RANGE, SPIKE, transitions
+from firsthand.logs.base import NO_HISTORY, NO_SUCCESSOR, transitions
 from firsthand.logs.episodes import DID_NOT_HAPPEN
 from firsthand.logs.mcap import schema
 from firsthand.robots import EpisodeRecord
 from firsthand.runs import RunFolder
 from firsthand.training.data import as_rollout
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.signals import IMPLAUSIBLE, NOT_FINITE, OUT_OF_RANGE, SPIKE
 
 HEADER = "time,p0,p1,u0,u1"
 
@@ -89,7 +90,7 @@ def short(lines: list) -> None:
         (put(10, 1, "inf"), NOT_FINITE, True),
         (put(10, 4, ""), NOT_FINITE, True),
         (put(10, 2, "abc"), NOT_FINITE, True),
-        (put(10, 2, 1e6), FAR_AWAY, True),
+        (put(10, 2, 1e6), IMPLAUSIBLE, True),
         (put(10, 3, 1.5), OUT_OF_RANGE, False),
         (short, "its time is missing or not a number", True),
     ],

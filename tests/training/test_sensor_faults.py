@@ -10,7 +10,8 @@ from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.plants.faults import FaultySensors
 from firsthand.robots import EpisodeRecord, SimulatedRobot
 from firsthand.tasks import excavator_task
-from firsthand.training.data import as_rollout, remembered, smooth_excitation, spikes, stuck
+from firsthand.training.data import as_rollout, smooth_excitation
+from firsthand_onboard.signals import find_spikes, find_stuck_sensors, mark_memory
 
 TASK = excavator_task(trajectories=2, steps=60, hidden=(8,))
 SPEC = TASK.spec
@@ -45,14 +46,14 @@ def test_every_spike_is_found_and_nothing_else(episode):
     off = (np.abs(seen.measured - true) > 0.5 * size).any(axis=-1)
     off[:, [0, -1]] = False  # at the ends there is no neighbour to tell
     assert 5 < off.sum() < 50
-    found = spikes(SPEC, seen.measured, seen.valid)
+    found = find_spikes(SPEC, seen.measured, seen.valid)
     assert (found[off]).mean() > 0.9  # two spikes in a row hide each other
     beside = off.copy()
     beside[:, 1:] |= off[:, :-1]
     beside[:, :-1] |= off[:, 1:]
     assert not found[~beside].any()
     valid = np.asarray(as_rollout(SPEC, seen).valid)
-    marked = remembered(found, SPEC.layout.measurement_memory)
+    marked = mark_memory(found, SPEC.layout.measurement_memory)
     assert not valid[marked[:, :-1]].any()
     assert not valid[marked[:, 1:]].any()
 
@@ -61,17 +62,17 @@ def test_every_spike_is_found_and_nothing_else(episode):
 def test_a_stuck_sensor_is_found(episode, channel):
     seen = episode(FaultySensors.around(ExcavatorFlow()).with_stuck(channel))
     assert (np.diff(seen.measured[..., channel], axis=1) == 0).all()
-    assert stuck(SPEC, seen.measured).mean() > 0.5
+    assert find_stuck_sensors(SPEC, seen.measured).mean() > 0.5
 
 
 def test_a_stuck_sensor_is_found_after_a_gap(episode):
     """A sample that was not measured says nothing about those long after it."""
     seen = episode(FaultySensors.around(ExcavatorFlow()).with_stuck(1)).measured.copy()
-    found = stuck(SPEC, seen)
+    found = find_stuck_sensors(SPEC, seen)
     seen[:, 2, 5] = np.nan
-    assert stuck(SPEC, seen)[:, 10:].sum() >= 0.9 * found[:, 10:].sum() > 0
+    assert find_stuck_sensors(SPEC, seen)[:, 10:].sum() >= 0.9 * found[:, 10:].sum() > 0
 
 
 def test_standing_still_is_not_being_stuck():
     still = np.zeros((1, 60, 8), np.float32) + jnp.asarray(SPEC.scales.measured_center)
-    assert not stuck(SPEC, np.asarray(still)).any()
+    assert not find_stuck_sensors(SPEC, np.asarray(still)).any()

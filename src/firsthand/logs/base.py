@@ -11,15 +11,8 @@ from jaxtyping import Float
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import next_state
+from firsthand_onboard.signals import OUT_OF_RANGE, SPIKE, STUCK, find_row_faults, find_spikes, find_stuck_sensors
 
-FAR = 100.0
-"""A measurement that is this many scales away from its centre is no measurement."""
-
-NOT_FINITE = "a value is missing or not a number"
-FAR_AWAY = f"a measurement is more than {FAR:.0f} scales from its centre"
-OUT_OF_RANGE = "a command is outside its range"
-SPIKE = "a measurement jumps out and straight back"
-STUCK = "a sensor is stuck: position and velocity of its joint disagree"
 NO_HISTORY = "the rows before it, which its state needs, are missing"
 NO_SUCCESSOR = "nothing was measured one period later"
 
@@ -114,19 +107,6 @@ def _joined(spec: ControlSpec, parts: Sequence[Transitions]) -> Transitions:
     )
 
 
-def row_faults(spec: ControlSpec, measured: np.ndarray, commands: np.ndarray) -> np.ndarray:
-    """Why each row cannot be used, as an array of texts; empty where it can."""
-    center, scale = np.asarray(spec.scales.measured_center), np.asarray(spec.scales.measured_scale)
-    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
-    slack = 1e-4 * (high - low)
-    faults = np.full(len(measured), "", dtype=object)
-    with np.errstate(invalid="ignore"):
-        faults[((commands < low - slack) | (commands > high + slack)).any(axis=1)] = OUT_OF_RANGE
-        faults[(np.abs(measured - center) > FAR * scale).any(axis=1)] = FAR_AWAY
-    faults[~(np.isfinite(measured).all(axis=1) & np.isfinite(commands).all(axis=1))] = NOT_FINITE
-    return faults
-
-
 def pieces(usable: np.ndarray, joined: np.ndarray) -> list[slice]:
     """Where usable rows follow one another; `joined[k]` tells whether row k + 1 follows row k without a gap."""
     rows = np.flatnonzero(usable)
@@ -145,13 +125,11 @@ def mark_strange(
 
     What is usual is taken from the stretch that a row lies in. A stuck sensor is only looked for on the control period.
     """
-    from ..training.data import spikes, stuck  # which imports this file
-
     for piece in pieces((faults == "") | (faults == OUT_OF_RANGE), joined):
         rows = measured[None, piece]
         if on_the_period:
-            faults[piece][stuck(spec, rows)[0]] = STUCK
-        faults[piece][spikes(spec, rows, np.ones((1, rows.shape[1] - 1), bool))[0]] = SPIKE
+            faults[piece][find_stuck_sensors(spec, rows)[0]] = STUCK
+        faults[piece][find_spikes(spec, rows, np.ones((1, rows.shape[1] - 1), bool))[0]] = SPIKE
 
 
 def stretches(
@@ -161,7 +139,7 @@ def stretches(
 
     `joined[k]` tells whether row k + 1 follows one control period after row k. The last row of a stretch only ends it.
     """
-    faults = row_faults(spec, measured, commands)
+    faults = find_row_faults(spec, measured, commands)
     mark_strange(spec, measured, joined, faults)
     # The last row of a stretch needs no sound command: only its measurement is used.
     can_end = (faults == "") | (faults == OUT_OF_RANGE)

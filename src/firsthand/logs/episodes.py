@@ -10,12 +10,13 @@ import numpy as np
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import next_state
+from firsthand_onboard.signals import OUT_OF_RANGE, SPIKE, STUCK, find_row_faults, find_spikes, find_stuck_sensors
 from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError
 from ..robots.base import EpisodeRecord
 from ..runs import RunFolder
-from .base import OUT_OF_RANGE, SPIKE, STUCK, Log, Series, row_faults, spec_difference
+from .base import Log, Series, spec_difference
 
 SAME_QUANTITIES = ("period_s", "layout.measured", "layout.commands", "layout.position", "layout.velocity")
 """What two robots must have in common for a log of one to say something about the other."""
@@ -40,8 +41,6 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
 
     With `spec`, the run's robot must measure and command the same at the same rate.
     """
-    from ..training.data import spikes, stuck  # which imports this package
-
     folder = RunFolder.open(path)
     own = stored_spec(folder)
     if spec is not None and (difference := spec_difference(own, spec, SAME_QUANTITIES)):
@@ -61,8 +60,8 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
         rows += record.valid.size
         strange = np.full(record.measured.shape[:2], "", dtype=object)
-        strange[stuck(own, record.measured)] = STUCK
-        strange[spikes(own, record.measured, record.valid)] = SPIKE
+        strange[find_stuck_sensors(own, record.measured)] = STUCK
+        strange[find_spikes(own, record.measured, record.valid)] = SPIKE
         for i in range(len(record.starts)):
             pieces += _sound(own, record, i, strange[i], refused)
     chained = _chained(own, pieces)
@@ -92,8 +91,8 @@ def _sound(
     """
     measured, commands = record.measured[i], record.commands[i]
     happened = record.valid[i]
-    faults = row_faults(spec, measured[:-1], commands)
-    after = row_faults(spec, measured[1:], commands)
+    faults = find_row_faults(spec, measured[:-1], commands)
+    after = find_row_faults(spec, measured[1:], commands)
     # A run holds what was applied: a command that is out of today's range was still what moved the robot.
     faults[faults == OUT_OF_RANGE] = ""
     after[after == OUT_OF_RANGE] = ""

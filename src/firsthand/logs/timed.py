@@ -5,17 +5,16 @@ from collections import Counter
 import numpy as np
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.signals import (
+    IMPLAUSIBLE,
+    compare_period,
+    describe_unit_error,
+    find_joined_rows,
+    find_row_faults,
+)
 
 from ..errors import UserError
-from .base import FAR_AWAY, Log, mark_strange, pieces, row_faults, stretches
-from .quantities import check_units
-
-SAME = 0.02
-"""A log whose period differs by no more than this share is taken as it is."""
-JITTER = 0.3
-"""A row may come this share of a period early or late; later than that there is a gap.
-
-In a faster log one row may be missing, but nothing that is longer than a control period and this share of it."""
+from .base import Log, mark_strange, pieces, stretches
 
 
 def on_the_period(
@@ -41,18 +40,19 @@ def on_the_period(
             "row; sort the log, or give each recording in a file of its own."
         )
     period, own = spec.period_s, float(np.median(steps))
-    if own > (1 + SAME) * period:
+    rate = compare_period(steps, period)
+    if rate == "slower":
         raise UserError(
             f"{path} has a row every {own:g} s, but {spec.robot} is controlled every {period:g} s: what happened in "
             "between is unknown; log at least as often."
         )
-    if own >= (1 - SAME) * period:
-        joined = np.abs(steps - period) <= JITTER * period
+    joined = find_joined_rows(steps, period)
+    if rate == "same":
         series = stretches(spec, measured, commands, joined, refused)
         return _checked(spec, Log(path, sha256, series, rows, refused, note), known, time, measured)
     # Nothing is interpolated or averaged across a bad row: it ends a stretch like a gap.
-    joined = (np.diff(known) == 1) & (steps <= min((1 + JITTER) * 2 * own, (1 + JITTER) * period))
-    faults = row_faults(spec, measured, commands)
+    joined &= np.diff(known) == 1
+    faults = find_row_faults(spec, measured, commands)
     mark_strange(spec, measured, joined, faults, on_the_period=False)
     refused.update(faults[faults != ""].tolist())
     resampled, taken = [], refused.total()
@@ -69,8 +69,12 @@ def on_the_period(
 
 def _checked(spec: ControlSpec, log: Log, known: np.ndarray, time: np.ndarray, measured: np.ndarray) -> Log:
     """The log, if its quantities can be in the robot's units; `known` are the numbers of the rows."""
-    if log.usable or log.refused[FAR_AWAY]:  # otherwise nothing can be used for a reason that has nothing to do with it
-        check_units(spec, log.path, known, time, measured)
+    if (
+        log.usable or log.refused[IMPLAUSIBLE]
+    ):  # otherwise nothing can be used for a reason that has nothing to do with it
+        error = describe_unit_error(spec, known, time, measured)
+        if error:
+            raise UserError(f"{log.path}: {error}.")
     return log
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.signals import find_leaps
 
 from ..robots import AbstractRobot, EpisodeRecord
 from ..robots.base import neutral
@@ -16,8 +17,6 @@ CHUNK_S = 5.0
 """The robot is watched between chunks of this length: where it drifts to a limit, the next chunk leads back."""
 FIRST = 12
 """So many chunks are gentle and come back, to learn which command leads where."""
-LEAP_SPEED, LEAP_WIDTH = 3.0, 0.25
-"""A position moves in a period by at most so many times its measured speed, and so much of its range for noise."""
 
 
 def record(
@@ -78,14 +77,7 @@ def _seen_steps(seen: np.ndarray) -> int:
 def _explained(spec: ControlSpec, seen: np.ndarray) -> np.ndarray:
     """Which steps were measured and moved no position by a leap: an angle that wraps around does not move so far."""
     finite = np.asarray(np.isfinite(seen).all(axis=1))
-    valid = finite[:-1] & finite[1:]
-    if spec.layout.velocity:
-        moved = np.abs(np.diff(seen[:, list(spec.layout.position)], axis=0))
-        speed = np.abs(seen[:, list(spec.layout.velocity)])
-        width = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
-        reach = LEAP_SPEED * spec.period_s * np.maximum(speed[:-1], speed[1:]) + LEAP_WIDTH * width
-        valid &= ~(moved > reach).any(axis=1)
-    return valid
+    return finite[:-1] & finite[1:] & ~find_leaps(spec, seen)
 
 
 def _without_past(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:

@@ -6,9 +6,9 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import initial_state, measured_part, next_state
 from firsthand_onboard.references import build_reference
+from firsthand_onboard.signals import find_spikes, find_stuck_sensors, is_plausible, mark_memory
 
 from ..agent import Imagined, Rollout
-from ..logs.base import FAR
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
 
@@ -26,9 +26,9 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
     for k in range(steps):
         states.append(next_state(spec.layout, states[-1], record.commands[:, k], record.measured[:, k + 1]))
     states = np.stack(states, axis=1)
-    finite = plausible(spec, states)
-    strange = spikes(spec, record.measured, record.valid) | stuck(spec, record.measured)
-    doubtful = remembered(strange, spec.layout.measurement_memory)
+    finite = is_plausible(spec, states)
+    strange = find_spikes(spec, record.measured, record.valid) | find_stuck_sensors(spec, record.measured)
+    doubtful = mark_memory(strange, spec.layout.measurement_memory)
     sound = finite & ~doubtful
     usable = sound[:, :-1] & sound[:, 1:] & np.isfinite(record.commands).all(axis=-1)
     return Rollout(
@@ -38,75 +38,6 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
         free=jnp.asarray(record.free),
         valid=jnp.asarray(record.valid & usable),
     )
-
-
-def plausible(spec: ControlSpec, states: np.ndarray) -> np.ndarray:
-    """Which states `(…, state)` hold only finite values, with every measurement within `FAR` scales of its centre."""
-    center, scale = (np.asarray(v) for v in (spec.scales.measured_center, spec.scales.measured_scale))
-    measured = states[..., : spec.layout.command_start].reshape(*states.shape[:-1], -1, spec.layout.num_measured)
-    with np.errstate(invalid="ignore"):
-        near = (np.abs(measured - center) <= FAR * scale).all(axis=(-2, -1))  # false for NaN
-    return np.asarray(near & np.isfinite(states).all(axis=-1))
-
-
-SPIKE = 4.0
-"""A value that sticks out from its neighbours by this many times what nine in ten do …"""
-SPIKE_LEAST = 5.0
-"""… and by so many change scales is a spike."""
-STUCK_STEPS = 25
-"""A sensor that shows the same value for so many steps is suspected of being stuck …"""
-STUCK_TRAVEL = 5.0
-"""… and is, when position and velocity of its joint then disagree by so many change scales."""
-
-
-def spikes(spec: ControlSpec, measured: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Which samples of `(trajectories, samples, measured)` hold a value that jumps out and straight back.
-
-    Such a value is far from the median of itself and its two neighbours; a fast but lasting change is not. What is
-    usual is taken from the steps that happened.
-    """
-    found = np.zeros(measured.shape[:2], bool)
-    if measured.shape[1] < 3 or not valid[:, 1:].any():
-        return found
-    inner = measured[:, 1:-1]
-    with np.errstate(invalid="ignore"):
-        out = np.abs(inner - np.median(np.stack([measured[:, :-2], inner, measured[:, 2:]]), axis=0))
-        usual = np.quantile(np.nan_to_num(out, posinf=0.0)[valid[:, 1:]], 0.9, axis=0)
-        found[:, 1:-1] = (out > np.maximum(SPIKE * usual, SPIKE_LEAST * np.asarray(spec.scales.change_scale))).any(
-            axis=-1
-        )
-    return found
-
-
-def stuck(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:
-    """Which samples show a position or velocity that no longer changes although its partner says that it must."""
-    found = np.zeros(measured.shape[:2], bool)
-    samples, window = measured.shape[1], STUCK_STEPS
-    if not spec.layout.velocity or samples <= window:
-        return found
-    position, velocity = (measured[..., list(part)] for part in (spec.layout.position, spec.layout.velocity))
-    allowed = STUCK_TRAVEL * np.asarray(spec.scales.change_scale)[list(spec.layout.position)]
-    with np.errstate(invalid="ignore", over="ignore"):
-        # A sample that was not measured hides the way of its own periods, not that of all later ones.
-        travel = np.cumsum(np.nan_to_num((velocity[:, 1:] + velocity[:, :-1]) / 2, posinf=0.0, neginf=0.0), axis=1)
-        travel = travel * spec.period_s
-        travel = np.concatenate([np.zeros_like(travel[:, :1]), travel], axis=1)
-        apart = np.abs((position - travel)[:, window:] - (position - travel)[:, :-window]) > allowed
-    for values in (position, velocity):
-        same = np.cumsum(np.diff(values, axis=1) == 0, axis=1)
-        same = np.concatenate([np.zeros_like(same[:, :1]), same], axis=1)
-        frozen = (same[:, window:] - same[:, :-window] == window) & apart
-        for trajectory, start in np.argwhere(frozen.any(axis=-1)):
-            found[trajectory, start : start + window + 1] = True
-    return found
-
-
-def remembered(doubtful: np.ndarray, memory: int) -> np.ndarray:
-    """Where a doubtful sample is in the state: in its own step and, through the measurement memory, later ones."""
-    marked = doubtful.copy()
-    for age in range(1, memory + 1):
-        marked[:, age:] |= doubtful[:, :-age]
-    return marked
 
 
 def imagined_starts(
@@ -121,11 +52,11 @@ def imagined_starts(
       errs, and would otherwise never learn to catch a swing.
     """
     spec = task.spec
-    usable = np.flatnonzero(plausible(spec, record.starts))
+    usable = np.flatnonzero(is_plausible(spec, record.starts))
     if count == 0 or usable.size == 0:
         return None
     ways = ["start", "rest"] if spec.reference.space == "position" else ["start"]
-    seen = np.empty((0, spec.layout.size)) if visited is None else visited[plausible(spec, visited)]
+    seen = np.empty((0, spec.layout.size)) if visited is None else visited[is_plausible(spec, visited)]
     ways += ["visited"] if len(seen) else []
     starts, previews = record.starts[rng.choice(usable, count)], []
     for i in range(count):

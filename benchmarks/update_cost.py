@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from firsthand.agent import Buffer, Hyperparameters, LearnerState, append, update_model, update_policy
-from firsthand.agent.rollout import Rollout
+from firsthand.optim.rollout import Rollout
 from firsthand.tasks import Task, excavator_task
 from firsthand.training.data import imagined_starts
 from firsthand.training.presets import PRESETS

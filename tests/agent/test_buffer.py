@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from firsthand.agent.buffer import Buffer, append, grown, sample
-from firsthand.agent.rollout import Rollout
+from firsthand.optim.rollout import Rollout
 
 STATE, COMMANDS, MEASURED = 3, 2, 2
 

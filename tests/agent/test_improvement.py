@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from firsthand.agent.buffer import Buffer, append
-from firsthand.agent.gradient import closed_loop_gradient, mean_cost
 from firsthand.agent.ground import Imagined
 from firsthand.agent.hyperparameters import Hyperparameters
 from firsthand.agent.improvement import improve_policy
 from firsthand.agent.model_learning import initial_optimizer, learn_model
-from firsthand.agent.preconditioner import preconditioned_step
-from firsthand.agent.rollout import Rollout, imagine, residuals
 from firsthand.models import Dynamics, Policy
+from firsthand.optim.gradient import closed_loop_gradient, mean_cost
+from firsthand.optim.preconditioner import preconditioned_step
+from firsthand.optim.rollout import Rollout, imagine, residuals
 from firsthand.plants.linear_quadratic import LinearSystem, augmented_system, solve_tracking
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 from firsthand.robots.base import preview_indices

@@ -15,9 +15,9 @@ from firsthand.agent.model_learning import (
     prediction_error,
     rescale,
 )
-from firsthand.agent.rollout import Rollout
 from firsthand.errors import UserError
 from firsthand.models import Dynamics, predicted_entries
+from firsthand.optim.rollout import Rollout
 
 PERIOD = 0.1
 HYPER = Hyperparameters(

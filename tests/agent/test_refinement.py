@@ -25,7 +25,6 @@ from agent.test_improvement import (
     toy,
     true_model,
 )
-from firsthand.agent.gradient import closed_loop_gradient, mean_cost
 from firsthand.agent.ground import Imagined, ground_of
 from firsthand.agent.hyperparameters import Hyperparameters
 from firsthand.agent.model_learning import ModelReport
@@ -38,9 +37,10 @@ from firsthand.agent.refinement import (
     refine_on_model,
     trajectory_weights,
 )
-from firsthand.agent.rollout import Rollout
 from firsthand.agent.state import LearnerState
 from firsthand.agent.update import update_policy
+from firsthand.optim.gradient import closed_loop_gradient, mean_cost
+from firsthand.optim.rollout import Rollout
 from firsthand.plants.linear_quadratic import augmented_system
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 from firsthand.robots.base import preview_indices

@@ -9,9 +9,9 @@ import pytest
 
 from firsthand.agent.hyperparameters import Hyperparameters
 from firsthand.agent.model_learning import ModelReport
-from firsthand.agent.rollout import Rollout
 from firsthand.agent.state import LearnerState
 from firsthand.agent.update import adapted_radius, update_policy
+from firsthand.optim.rollout import Rollout
 from firsthand.tasks.cost import TrackingCost
 from firsthand_onboard import PolicyShape
 

@@ -8,8 +8,8 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy.stats import norm
 
-from firsthand.agent.gradient import closed_loop_gradient, mean_cost
 from firsthand.models import Dynamics, Policy
+from firsthand.optim.gradient import closed_loop_gradient, mean_cost
 from firsthand.plants.linear_quadratic import augmented_system, solve_preview
 from firsthand.plants.probes import DelayedDoubleIntegrator
 from firsthand.robots.simulated import SimulatedRobot

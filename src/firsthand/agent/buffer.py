@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from .rollout import Rollout
+from ..optim.rollout import Rollout
 
 
 class Buffer(eqx.Module):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ..models import Dynamics, Policy
-from .rollout import Rollout, imagine, residuals
+from ..optim.rollout import Rollout, imagine, residuals
 
 
 class Imagined(eqx.Module):

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..models import Dynamics, Policy
-from .gradient import damped_gradient, mean_cost
+from ..optim.gradient import damped_gradient, mean_cost
+from ..optim.preconditioner import StepReport, preconditioned_step
+from ..optim.rollout import CostFunction, Rollout
 from .ground import Imagined, deviation, ground_of, half_range, predicted
 from .hyperparameters import Hyperparameters
 from .model_learning import keep_if
-from .preconditioner import StepReport, preconditioned_step
-from .rollout import CostFunction, Rollout
 
 
 class Improvement(NamedTuple):

@@ -9,9 +9,9 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from ..models import Dynamics, predicted_entries
+from ..optim.rollout import Rollout
 from .buffer import Buffer, sample
 from .hyperparameters import Hyperparameters
-from .rollout import Rollout
 
 
 class ModelReport(NamedTuple):

@@ -30,13 +30,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from ..models import Dynamics, Policy
-from .gradient import mean_cost
+from ..optim.gradient import mean_cost
+from ..optim.preconditioner import BOUND_SLACK, StepReport, command_jacobian, conjugate_gradients
+from ..optim.rollout import Rollout, SquaresCost
 from .ground import Ground, Imagined, deviation, ground_of, half_range, predicted
 from .hyperparameters import Hyperparameters
 from .improvement import Improvement
 from .model_learning import keep_if
-from .preconditioner import BOUND_SLACK, StepReport, command_jacobian, conjugate_gradients
-from .rollout import Rollout, SquaresCost
 
 EASIER, HARDER = 0.5, 4.0
 """What the damping λ is multiplied by after a step that was kept, and after one that was not."""

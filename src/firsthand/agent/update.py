@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..models import Policy
+from ..optim.gradient import mean_cost
+from ..optim.rollout import CostFunction, Rollout, SquaresCost
 from .buffer import Buffer
-from .gradient import mean_cost
 from .ground import Imagined
 from .hyperparameters import Hyperparameters
 from .improvement import Improvement, improve_policy
 from .model_learning import ModelReport, keep_if, learn_model
 from .refinement import Refinement, felt_cost, refine_on_model
-from .rollout import CostFunction, Rollout, SquaresCost
 from .state import LearnerState
 
 

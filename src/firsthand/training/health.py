@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..agent import Rollout
-from ..agent.rollout import DynamicsFunction, PolicyFunction
+from ..optim.rollout import DynamicsFunction, PolicyFunction
 
 
 @eqx.filter_jit

@@ -16,11 +16,11 @@ from firsthand_onboard.features import initial_state
 
 from ..agent import Buffer, Hyperparameters, LearnerState, Rollout, append_rows, update_policy
 from ..agent.model_learning import ModelReport, learn_model
-from ..agent.rollout import imagine
 from ..errors import UserError
 from ..logs import Transitions, read_log, spec_difference
 from ..logs.base import transitions
 from ..logs.episodes import stored_spec
+from ..optim.rollout import imagine
 from ..robots import EpisodeRecord
 from ..robots.base import neutral
 from ..runs import RunFolder, packed

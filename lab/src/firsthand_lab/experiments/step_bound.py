@@ -19,7 +19,7 @@ EPSILONS = (0.005, 0.05, 0.5)
 ALPHAS = (0.0, 0.01)
 """Without the commands' term, as in the paper's argument, and the paper's setting."""
 SLACK = 1e-3
-"""For rounding, as in `agent.preconditioner`."""
+"""For rounding, as in `optim.preconditioner`."""
 NEAR = 0.01
 """So near to the formula the measured maximum must lie."""
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from firsthand.agent.rollout import DynamicsFunction, PolicyFunction, Rollout
+from firsthand.optim.rollout import DynamicsFunction, PolicyFunction, Rollout
 from firsthand_onboard import ControlSpec
 
 

@@ -1,6 +1,6 @@
 """The true gradient: the cost of a policy on the simulated plant itself, differentiated through the plant.
 
-Nothing here is available on a real robot. The learner's estimate ∇̂g is `agent.gradient.damped_gradient`; the paper's
+Nothing here is available on a real robot. The learner's estimate ∇̂g is `optim.gradient.damped_gradient`; the paper's
 gradient error is δ = ∇̂g − ∇g with ∇g from here.
 """
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from firsthand.agent.rollout import CostFunction
+from firsthand.optim.rollout import CostFunction
 from firsthand.plants.base import AbstractPlant
 from firsthand.robots.base import preview_indices
 from firsthand_onboard import ControlSpec

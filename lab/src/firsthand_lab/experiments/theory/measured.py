@@ -10,10 +10,10 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from firsthand.agent import Hyperparameters, Rollout
-from firsthand.agent.gradient import damped_gradient
 from firsthand.agent.ground import half_range
-from firsthand.agent.preconditioner import command_jacobian
 from firsthand.models import Dynamics, Policy
+from firsthand.optim.gradient import damped_gradient
+from firsthand.optim.preconditioner import command_jacobian
 from firsthand.plants.base import AbstractPlant
 from firsthand.tasks import Task
 

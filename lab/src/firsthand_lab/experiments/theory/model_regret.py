@@ -7,8 +7,8 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from firsthand.agent.model_learning import trainable
-from firsthand.agent.rollout import Rollout
 from firsthand.models import Dynamics, predicted_entries
+from firsthand.optim.rollout import Rollout
 
 
 def fixed_scale(dynamics: Dynamics) -> Float[Array, " predicted"]:

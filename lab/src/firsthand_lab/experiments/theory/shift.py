@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from firsthand.agent.rollout import Rollout
+from firsthand.optim.rollout import Rollout
 
 NEWTON_STEPS = 8
 RIDGE = 1e-2

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from firsthand.agent import Rollout
-from firsthand.agent.gradient import damped_gradient
 from firsthand.agent.ground import half_range
-from firsthand.agent.preconditioner import preconditioned_step
 from firsthand.models import Policy
+from firsthand.optim.gradient import damped_gradient
+from firsthand.optim.preconditioner import preconditioned_step
 from firsthand.training.data import as_rollout
 
 from .. import files

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from firsthand.agent.gradient import (
+from firsthand.models import Dynamics, Policy
+from firsthand.optim.gradient import (
     closed_loop_gradient,
     command_sensitivities,
     damped_gradient,
     mean_cost,
     trajectory_cost,
 )
-from firsthand.agent.rollout import Rollout, imagine
-from firsthand.models import Dynamics, Policy
+from firsthand.optim.rollout import Rollout, imagine
 
 STEPS, TRAJECTORIES = 6, 3
 TOLERANCE = 1e-6

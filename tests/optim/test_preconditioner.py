@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
-from firsthand.agent.preconditioner import conjugate_gradients, preconditioned_step
-from firsthand.agent.rollout import Rollout
 from firsthand.models import Policy
+from firsthand.optim.preconditioner import conjugate_gradients, preconditioned_step
+from firsthand.optim.rollout import Rollout
 
 STEPS, TRAJECTORIES, COMMANDS = 4, 3, 2
 ETA, EPSILON = 0.5, 0.05

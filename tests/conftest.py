@@ -56,7 +56,7 @@ class Compilations:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, event: str, duration: float, **_) -> None:
+    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
 

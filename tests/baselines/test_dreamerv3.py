@@ -78,6 +78,8 @@ def client():
     command = [sys.executable, "-c", CLIENT, str(FOLDER)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout
+        assert process.stdin
         yield process, Link(process.stdout, process.stdin)
         process.kill()
 
@@ -111,7 +113,7 @@ def test_no_learner_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(
         job, "ENVIRONMENT", pretend(tmp_path, f"echo $$ > {tmp_path}/pid; printf 'x....'; exec sleep 99")
     )
-    with pytest.raises(job.Ended, match="was due"), job.Learner({}, tmp_path / "log") as learner:
+    with pytest.raises(Ended, match="was due"), job.Learner({}, tmp_path / "log") as learner:
         learner.link.receive(RESET)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -217,6 +219,8 @@ def test_the_learner_ends_with_the_job(tmp_path):
     files.write_json(folder / "job.json", endless.as_dict())
     command = [sys.executable, "-m", "firsthand_lab.experiments.worker", str(folder), ""]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin
+        assert worker.stdout
         assert "done" in json.loads(worker.stdout.readline())
         learner = children(worker.pid)
         assert len(learner) == 1

@@ -63,7 +63,8 @@ def test_the_test_of_a_controller_gives_what_evaluation_gives(setup):
 def test_actions_outside_the_range_are_what_the_range_allows(setup):
     plant, task = setup
     one, other = RobotView(plant, task, seed=1), RobotView(plant, task, seed=1)
-    one.begin(), other.begin()
+    one.begin()
+    other.begin()
     np.testing.assert_array_equal(one.step(np.full(4, 9.0))[0], other.step(np.ones(4))[0])
 
 

@@ -73,7 +73,9 @@ def test_several_records_count_step_by_step(task: Task, record: EpisodeRecord) -
     other = dataclasses.replace(record, **{name: array[1:] for name, array in record.arrays().items()})
     assert tracking_metrics(task.spec, (one, other)) == tracking_metrics(task.spec, (record,))
     # Chatter of the robot does not improve ρ: only the reference's speed counts.
-    shaken = dataclasses.replace(one, measured=one.measured + np.float32([[[0.1], [-0.1], [0.1], [-0.1], [0.1]]]))
+    shaken = dataclasses.replace(
+        one, measured=one.measured + np.asarray([[[0.1], [-0.1], [0.1], [-0.1], [0.1]]], np.float32)
+    )
     assert tracking_metrics(task.spec, (shaken,)).max_speed == tracking_metrics(task.spec, (one,)).max_speed
 
 

@@ -95,7 +95,7 @@ def test_a_learning_job_that_was_killed_continues_with_the_same_data(concluded: 
     files.write_json(tmp_path / worker.JOB, job.as_dict())
     reports = []
 
-    def report(done: int, note: str = "") -> None:
+    def report(done: float, note: str = "") -> None:
         reports.append(done)
         if len(reports) == 13:
             raise Killed
@@ -103,7 +103,7 @@ def test_a_learning_job_that_was_killed_continues_with_the_same_data(concluded: 
     with pytest.raises(Killed):
         worker.perform(tmp_path, report)
     assert reports[-1] == learning.CHECKPOINT_EVERY < job.steps
-    again: list[int] = []
+    again: list[float] = []
     worker.perform(tmp_path, lambda done, note="": again.append(done))
     assert len(again) == job.steps - learning.CHECKPOINT_EVERY + 1, "episodes before the checkpoint are not repeated"
     for name in (learning.CURVES, "records"):

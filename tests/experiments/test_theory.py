@@ -82,7 +82,7 @@ def test_the_plants_gradient_is_the_learners_with_a_perfect_model(task, episode)
         learner = np.asarray(ravel_pytree(by_learner(gamma))[0])
         value, gradient = plants(policy, starts, jnp.asarray(record.references), gamma)
         plant = np.asarray(ravel_pytree(gradient)[0])
-        np.testing.assert_allclose(plant, learner, rtol=1e-3, atol=1e-4 * np.linalg.norm(learner))
+        np.testing.assert_allclose(plant, learner, rtol=1e-3, atol=1e-4 * float(np.linalg.norm(learner)))
         assert float(value) == pytest.approx(float(mean_cost(task.cost, rollout)), rel=1e-5)
         norms.append(np.linalg.norm(plant))
     assert norms[0] > 1.1 * norms[1] > 0.01  # the discount makes a difference here
@@ -174,14 +174,14 @@ def descent(eta: float, steps: int):
     curvature = np.diag([0.5, 1.0, 2.0])
     precondition = np.diag([0.8, 1.0, 1.6])
     phi = np.array([1.0, -0.7, 0.4])
-    radius = np.linalg.norm(phi)
+    radius = float(np.linalg.norm(phi))
     values, gradients, errors = [], [], []
     for t in range(steps + 1):
         gradient = curvature @ phi
         delta = 0.2 * rng.standard_normal(3) / (t + 1)
         values.append(0.5 * phi @ curvature @ phi)
-        gradients.append(np.linalg.norm(gradient))
-        errors.append(np.linalg.norm(delta))
+        gradients.append(float(np.linalg.norm(gradient)))
+        errors.append(float(np.linalg.norm(delta)))
         phi = phi - eta * np.linalg.solve(precondition, gradient + delta)
     lipschitz = max(2.0 * radius, max(g + e for g, e in zip(gradients, errors, strict=True)))
     constants = bounds.PolicyConstants(least=0.8, most=1.6, lipschitz=lipschitz, smooth=2.0, pl=0.5)

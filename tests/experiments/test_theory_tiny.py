@@ -28,7 +28,7 @@ def compile_quickly() -> Iterator[None]:
 def test_data_figures_and_a_finding(name: str, tmp_path: Path) -> None:
     experiment = find(name)
     with Study(tmp_path / name, experiment, Size("tiny", experiment.seeds.tiny)) as study:
-        reports: dict[str, list[int]] = {}
+        reports: dict[str, list[float]] = {}
         for job in study.jobs:
             said = reports[job.name] = []
             worker.perform(study.prepare(job), lambda done, note="", said=said: said.append(done))

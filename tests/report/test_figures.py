@@ -1,6 +1,7 @@
 """The figures from plain data: several runs in one figure, zeros, nulls, and the numbers behind them."""
 
 import tracemalloc
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from firsthand.report.figures import health, learning_curves, path_grid
 from firsthand.report.style import plain_number, save
 
 
-def history(label: str, errors: list[float | None]) -> History:
+def history(label: str, errors: Sequence[float | None]) -> History:
     rows = [
         {"episode": k, "robot_time_s": 50.0 * k, "tracking_error": e, "controller_loss": e, "step_norm": 0.0}
         for k, e in enumerate(errors, start=1)

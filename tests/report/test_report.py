@@ -36,9 +36,17 @@ SMALL = {"model_steps": 5, "model_hidden": (8,), "cg_iterations": 3}
 class Drives(AbstractPlant):
     """Four joints that go as fast as they are told: cheap to compile, and with the excavator's measurements."""
 
-    period_s = 0.04
-    num_commands = 4
-    num_measured = 8
+    @property
+    def period_s(self):
+        return 0.04
+
+    @property
+    def num_commands(self):
+        return 4
+
+    @property
+    def num_measured(self):
+        return 8
 
     def reset(self, position):
         return jnp.concat([position, jnp.zeros(4)])

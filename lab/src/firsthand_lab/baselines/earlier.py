@@ -11,6 +11,9 @@ more than its authors had.
 Both leave `speeds.csv` in the form of the plain run's, so that `tracking-table` shows them beside ours.
 """
 
+# PyTorch and stable-baselines3 are the extra `peers`, which need not be installed.
+# pyright: reportMissingImports=false
+
 from collections import deque
 from pathlib import Path
 from typing import Any

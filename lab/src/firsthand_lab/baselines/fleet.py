@@ -1,5 +1,8 @@
 """Many simulated robots side by side for stable-baselines3: what a policy that is trained in simulation learns on."""
 
+# PyTorch and stable-baselines3 are the extra `peers`, which need not be installed.
+# pyright: reportMissingImports=false
+
 from typing import Any
 
 import jax

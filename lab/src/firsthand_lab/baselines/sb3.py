@@ -4,6 +4,9 @@ Settings are the published defaults; what is changed is in `SETTINGS` and goes i
 of their scales, and PPO's observations and rewards are normalised by its package's own wrapper besides.
 """
 
+# PyTorch and stable-baselines3 are the extra `peers`, which need not be installed.
+# pyright: reportMissingImports=false
+
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,7 @@
 """What an experiment shows while it runs: a bar with the time left; plain lines where there is no terminal."""
 
 import time
-from typing import Any
+from typing import Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -38,7 +38,7 @@ class Display:
         self._all: Any = None
         self._began = self._said = time.monotonic()
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

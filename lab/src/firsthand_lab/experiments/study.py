@@ -8,7 +8,7 @@ finding.md, finding.json, NAME.png, NAME.svg, NAME.csv
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from firsthand.errors import UserError
 from firsthand.runs import atomic, provenance
@@ -32,7 +32,7 @@ class Study:
         assert len(set(ids)) == len(ids), f"two jobs of {experiment.name} are the same"
         self._lock = WriterLock(path / "lock")
 
-    def __enter__(self) -> "Study":
+    def __enter__(self) -> Self:
         seeds = None if self.experiment.grows else self.size.seeds
         claim(self.path, self.experiment.name, self.size.name, seeds)
         self._lock.acquire()

@@ -3,7 +3,8 @@
 import socket
 import subprocess
 import sys
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection, HTTPMessage
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -25,28 +26,33 @@ main(sys.argv[1:])
 """
 
 
+class Answer(NamedTuple):
+    status: int
+    headers: HTTPMessage
+    text: str
+
+
 def test_only_the_one_with_the_token_gets_in(compiled, tmp_path):
     with started(compiled / "processes", "dashboard", tmp_path / "run") as server:
         address = urlsplit(address_of(server))
         place, token = address.netloc, address.query.removeprefix("token=")
         assert len(token) >= 32
 
-        def get(path: str, method: str = "GET", **headers: str) -> HTTPResponse:
+        def get(path: str, method: str = "GET", **headers: str) -> Answer:
             connection = HTTPConnection(address.hostname or "", address.port or 0, timeout=60)
             connection.request(method, path, headers={name.replace("_", "-"): v for name, v in headers.items()})
             answer = connection.getresponse()
-            answer.text = answer.read().decode()  # pyright: ignore[reportAttributeAccessIssue]
-            return answer
+            return Answer(answer.status, answer.headers, answer.read().decode())
 
         entered = get(f"/?token={token}")
         assert entered.status == 200
-        cookie = (entered.getheader("Set-Cookie") or "").split(";")[0]
-        assert {"HttpOnly", "SameSite=Strict"} <= set((entered.getheader("Set-Cookie") or "").split("; "))
+        cookie = entered.headers.get("Set-Cookie", "").split(";")[0]
+        assert {"HttpOnly", "SameSite=Strict"} <= set(entered.headers.get("Set-Cookie", "").split("; "))
         assert token not in entered.text
         page = get("/", Cookie=cookie)
         assert page.status == 200
-        assert page.getheader("X-Frame-Options") == "DENY"
-        assert "default-src 'self'" in (page.getheader("Content-Security-Policy") or "")
+        assert page.headers.get("X-Frame-Options") == "DENY"
+        assert "default-src 'self'" in page.headers.get("Content-Security-Policy", "")
         script = next(part for part in page.text.split('"') if part.startswith("/_nicegui/") and part.endswith(".js"))
         assert get(script, Cookie=cookie).status == 200
         assert "http://" not in page.text.replace("http://www.w3.org", "")

@@ -12,7 +12,7 @@ import pytest
 
 from firsthand.control import files
 from firsthand.control.files import Request
-from firsthand.dashboard.follow import RunFollower
+from firsthand.dashboard.follower import RunFollower
 from firsthand.errors import UserError
 from firsthand.runs.packed import unpack
 from firsthand.training import TrainingConfig

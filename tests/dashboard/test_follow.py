@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from firsthand.control import files
-from firsthand.dashboard import charts
-from firsthand.dashboard.follow import RunFollower, Runs
+from firsthand.dashboard import charts, echarts, trajectory_charts
+from firsthand.dashboard.follower import RunFollower
+from firsthand.dashboard.run_list import RunList
 from firsthand.drawing import body_points
 from firsthand.errors import UserError
 from firsthand.runs import RunFolder
@@ -46,7 +47,7 @@ def folder(tmp_path):
 def test_a_run_grows_under_the_reader(folder):
     follower = RunFollower(folder.path)
     follower.poll()
-    assert (follower.episodes, follower.problem, follower.motion()) == (0, "", None)
+    assert (follower.metrics.episodes, follower.problem, follower.motion()) == (0, "", None)
     rng = np.random.default_rng(0)
     for episode in (1, 2):
         arrays = record(rng)
@@ -55,9 +56,9 @@ def test_a_run_grows_under_the_reader(folder):
         before = follower.version
         follower.poll()
         assert follower.version > before
-        assert follower.last("tracking_error") == 1.0 / episode
-    assert np.isnan(follower.last("model_loss"))
-    assert follower.best_episode() == 2
+        assert follower.metrics.last("tracking_error") == 1.0 / episode
+    assert np.isnan(follower.metrics.last("model_loss"))
+    assert follower.metrics.best_episode() == 2
 
     # The last trajectory of the newest episode, as far as it happened; errors against the sum written out.
     motion = follower.motion()
@@ -72,10 +73,10 @@ def test_a_run_grows_under_the_reader(folder):
         file.write(b'{"episode": 3, "tracki')
     before = follower.version
     follower.poll()
-    assert (follower.episodes, follower.version) == (2, before)
+    assert (follower.metrics.episodes, follower.version) == (2, before)
     folder.truncate_metrics(1)
     follower.poll()
-    assert follower.column("episode").tolist() == [1.0]
+    assert follower.metrics.column("episode").tolist() == [1.0]
 
 
 def test_the_runs_that_cannot_be_shown_say_why(tmp_path):
@@ -85,7 +86,7 @@ def test_the_runs_that_cannot_be_shown_say_why(tmp_path):
     RunFolder.create(tmp_path / "later", config(), provenance={}).close()
     waiting.poll()
     assert waiting.problem == ""
-    assert waiting.about is not None
+    assert waiting.info is not None
 
     future = tmp_path / "future"
     future.mkdir()
@@ -97,10 +98,10 @@ def test_the_runs_that_cannot_be_shown_say_why(tmp_path):
         follower.poll()
         assert word in follower.problem
     with pytest.raises(UserError, match="neither does the folder"):
-        Runs([tmp_path / "no" / "where"])
+        RunList([tmp_path / "no" / "where"])
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
-        Runs([tmp_path / "file"])
+        RunList([tmp_path / "file"])
 
 
 def test_only_runs_inside_the_folder_are_offered(tmp_path):
@@ -110,13 +111,13 @@ def test_only_runs_inside_the_folder_are_offered(tmp_path):
     RunFolder.create(runs / "a", config(), provenance={}).close()
     (runs / "not a run").mkdir()
     (runs / "link").symlink_to(outside)
-    found = Runs([runs])
+    found = RunList([runs])
     assert list(found.followers) == ["a"]
     RunFolder.create(runs / "b", config(), provenance={}).close()
     found.poll()
     assert list(found.followers) == ["a", "b"]
     RunFolder.create(tmp_path / "more" / "a", config(), provenance={}).close()
-    assert list(Runs([runs / "a", tmp_path / "more" / "a"]).followers) == ["a", "more/a"]
+    assert list(RunList([runs / "a", tmp_path / "more" / "a"]).followers) == ["a", "more/a"]
 
 
 def test_a_long_run_stays_light_and_keeps_its_spikes(folder):
@@ -128,20 +129,20 @@ def test_a_long_run_stays_light_and_keeps_its_spikes(folder):
     (folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     follower = RunFollower(folder.path)
     follower.poll()
-    assert follower.episodes == count
+    assert follower.metrics.episodes == count
     options = charts.error_chart({"run": follower}, ["run"], "run")
     shown = dict(options["series"][0]["data"])
-    assert len(shown) <= charts.MOST_POINTS + 1
+    assert len(shown) <= echarts.MAX_POINTS + 1
     assert shown[3211.0] == pytest.approx(500.0)
     assert shown[78.0] == pytest.approx(1e-4)
     assert len(json.dumps(options)) < 20_000
     # Only what was added is read.
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"episode": count + 1, "tracking_error": 0.5}) + "\n")
-    offset = follower._offset
+    offset = follower.metrics.offset
     follower.poll()
-    assert follower._offset > offset
-    assert follower.last("tracking_error") == 0.5
+    assert follower.metrics.offset > offset
+    assert follower.metrics.last("tracking_error") == 0.5
 
 
 def test_charts_take_what_a_broken_run_has(folder):
@@ -158,7 +159,7 @@ def test_charts_take_what_a_broken_run_has(folder):
         charts.prediction_chart(follower),
         charts.growth_chart(follower),
         charts.step_chart(follower),
-        charts.command_chart(follower, follower.motion()),
+        trajectory_charts.command_chart(follower.info, follower.motion()),
     ]
     json.dumps(made, allow_nan=False)
     assert [y for _, y in made[0]["series"][0]["data"]] == [None, None]
@@ -170,7 +171,7 @@ def test_marks_say_what_was_changed(folder):
         files.append_event(folder.path, files.Event(7, kind, text))
     follower = RunFollower(folder.path)
     follower.poll()
-    marks = charts.marks(follower)["data"]
+    marks = charts.event_marks(follower)["data"]
     assert [mark["xAxis"] for mark in marks] == [7]
     assert marks[0]["label"]["formatter"] == "payload (b)/500 kg, back to 3"
 
@@ -195,7 +196,7 @@ def test_units_are_the_robots_own():
 
 
 def test_an_error_of_the_disk_is_shown_and_then_over(folder, monkeypatch):
-    runs = Runs([folder.path.parent])
+    runs = RunList([folder.path.parent])
     (follower,) = runs.followers.values()
     exists = Path.exists
 
@@ -210,7 +211,7 @@ def test_an_error_of_the_disk_is_shown_and_then_over(folder, monkeypatch):
         runs.poll()
         assert "cannot look for runs" in runs.problem
         assert list(runs.followers.values()) == [follower]
-        assert follower.episodes == 1  # what can be read is read
+        assert follower.metrics.episodes == 1  # what can be read is read
     runs.poll()
     assert (runs.problem, follower.problem) == ("", "")
 
@@ -223,7 +224,7 @@ def test_a_run_that_cannot_be_read_leaves_the_machine_within_reach(folder, monke
     def fails() -> None:
         raise RuntimeError("something new")
 
-    monkeypatch.setattr(follower, "_read_metrics", fails)
+    monkeypatch.setattr(follower.metrics, "read", fails)
     monkeypatch.setattr(follower, "_watch_machine", lambda: looked.append(True))
     follower.poll()
     assert "something new" in follower.problem

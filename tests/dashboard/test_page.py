@@ -2,44 +2,71 @@
 
 import asyncio
 from types import SimpleNamespace
-from unittest.mock import AsyncMock, MagicMock
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 pytest.importorskip("nicegui")
 
-from firsthand.dashboard.page import View
+from nicegui import Client, ui
 
-PARTS = ("question", "question_text", "fault", "fault_text", "acknowledge", "trouble", "trouble_text")
+from firsthand.dashboard.panels import Banners
+from firsthand.dashboard.requests import Requests
+from firsthand.dashboard.state import PageState
 
 
-def run(question: int | None, fault: int | None) -> SimpleNamespace:
+def run(question: int | None, fault: int | None) -> Any:
     """A run whose trainer asks, and whose machine has a fault."""
     asked = None if question is None else {"number": question, "text": "go"}
     machine = {"state": "idle" if fault is None else "fault", "fault": "x", "fault_number": fault, "reachable": True}
     status = SimpleNamespace(question=asked, state="asking", ended=False, pid=1, host="here")
-    return SimpleNamespace(
-        status=status, machine=machine, alive=True, problem="", damaged=0, last=lambda name: 0.0, about=None
-    )
+    metrics = SimpleNamespace(last=lambda name: 0.0, damaged_lines=0)
+    return SimpleNamespace(status=status, machine=machine, alive=True, problem="", metrics=metrics)
 
 
-def test_what_is_acknowledged_and_approved_is_what_is_shown(monkeypatch):
-    view = View(SimpleNamespace(followers={"run": run(3, 7)}, problem=""))  # pyright: ignore
-    for part in PARTS:
-        setattr(view, part, MagicMock())
-    view._refresh_banners(view.run, view.run.status)
-    asked = AsyncMock()
-    monkeypatch.setattr(view, "ask", asked)
+@pytest.fixture
+def client():
+    with Client(ui.page("/test")) as made:
+        yield made
+
+
+def test_what_is_acknowledged_and_approved_is_what_is_shown(client, monkeypatch):
+    runs: Any = SimpleNamespace(followers={"run": run(3, 7)}, problem="")
+    state = PageState(runs)
+    requests = Requests(state)
+    sent = AsyncMock()
+    monkeypatch.setattr(requests, "send", sent)
+    banners = Banners(state, requests)
+    banners.refresh(state.run)
+    assert banners.question.visible
+    assert banners.fault.visible
+    assert not banners.trouble.visible
 
     # There is another fault and another question, which this browser does not show yet.
-    view.runs.followers["run"] = run(4, 8)  # pyright: ignore
-    asyncio.run(view.press_acknowledge())
-    asyncio.run(view.decide("approve"))
-    assert [call.args for call in asked.await_args_list] == [("acknowledge", 7), ("approve", 3)]
+    runs.followers["run"] = run(4, 8)
+    asyncio.run(banners.press_acknowledge())
+    asyncio.run(banners.decide("approve"))
+    assert [call.args for call in sent.await_args_list] == [("acknowledge", 7), ("approve", 3)]
 
-    asked.reset_mock()
-    view.runs.followers["run"] = run(None, None)  # pyright: ignore
-    view._refresh_banners(view.run, view.run.status)
-    asyncio.run(view.press_acknowledge())
-    asyncio.run(view.decide("reject"))
-    asked.assert_not_awaited()
+    sent.reset_mock()
+    runs.followers["run"] = run(None, None)
+    banners.refresh(state.run)
+    assert not banners.question.visible
+    assert not banners.fault.visible
+    asyncio.run(banners.press_acknowledge())
+    asyncio.run(banners.decide("reject"))
+    sent.assert_not_awaited()
+
+
+def test_a_choice_is_one_of_the_runs_and_begins_at_its_newest_episode():
+    runs: Any = SimpleNamespace(followers={"a": run(None, None), "b": run(None, None)})
+    state = PageState(runs)
+    state.choose_episode(4)
+    before = state.choices
+    state.choose_run("../elsewhere")
+    assert state.choices == before
+    state.choose_run("b")
+    assert (state.main, state.episode) == ("b", None)
+    state.choose_compared(["../elsewhere"])
+    assert list(state.compared_runs) == ["b"]

@@ -24,12 +24,12 @@ class Dashboard:
         from ..errors import UserError
 
         check_installed()
-        from ..dashboard.follow import Runs
+        from ..dashboard.run_list import RunList
         from ..dashboard.server import HOST, listen, serve
 
         if not self.runs:
             raise UserError("give the folder of a run: firsthand dashboard RUN.")
-        runs, place = Runs(self.runs), listen(self.host, self.port)
+        runs, place = RunList(self.runs), listen(self.host, self.port)
         for follower in runs.followers.values():
             if follower.problem:
                 print(follower.problem)

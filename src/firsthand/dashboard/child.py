@@ -42,7 +42,7 @@ def beside(run: Path):
 
 def main() -> None:
     """Serve one run until the trainer is gone and nobody looks any more."""
-    from .follow import Runs
+    from .run_list import RunList
     from .server import listen, serve
 
     gone = threading.Event()
@@ -54,7 +54,7 @@ def main() -> None:
 
     threading.Thread(target=wait, daemon=True).start()
     try:
-        runs, place = Runs([Path(sys.argv[1])]), listen()
+        runs, place = RunList([Path(sys.argv[1])]), listen()
         print(f"Live page: {place.address}", flush=True)
         serve(runs, place, unwanted=gone.is_set)
     except UserError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from .access import Guarded
-from .follow import Runs
+from .run_list import RunList
 
 PORT = 8765
 """The first one that is tried."""
@@ -98,7 +98,7 @@ def _free(host: str, port: int) -> bool:
         return found.getsockname()[1] == port
 
 
-def serve(runs: Runs, place: Place, *, unwanted: Callable[[], bool] | None = None) -> None:
+def serve(runs: RunList, place: Place, *, unwanted: Callable[[], bool] | None = None) -> None:
     """Serve until the process is interrupted, or until `unwanted` says so while no browser is there."""
     import uvicorn
     from fastapi import FastAPI

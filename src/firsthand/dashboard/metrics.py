@@ -1,0 +1,99 @@
+"""Reads metrics.jsonl while it is being written."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+COLUMNS = (
+    "episode",
+    "robot_time_s",
+    "tracking_error",
+    "controller_loss",
+    "model_loss",
+    "prediction_error",
+    "closed_loop_growth",
+    "gradient_norm",
+    "step_norm",
+    "policy_steps",
+    "refused_updates",
+    "limit_hits",
+    "update_time_s",
+)
+"""Fields of metrics.jsonl that the page shows."""
+READ_BYTES = 8 << 20
+"""The file is read in pieces of this size."""
+
+
+class MetricsReader:
+    """The metrics of a run so far, as columns. `read` appends what was written since the last time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
+        self.damaged_lines = 0
+        """Lines that could not be read."""
+        self.offset = 0
+        """Bytes read so far; an unfinished last line does not count."""
+        self._inode = -1
+
+    @property
+    def episodes(self) -> int:
+        """Number of finished episodes."""
+        return len(self.columns["episode"])
+
+    def column(self, name: str) -> np.ndarray:
+        """One field of all episodes; NaN where it is not known."""
+        return np.asarray(self.columns[name], float)
+
+    def last(self, name: str) -> float:
+        """The newest value of a field."""
+        return self.columns[name][-1] if self.columns[name] else math.nan
+
+    def best_episode(self) -> int | None:
+        """The episode with the smallest error so far."""
+        error = self.column("tracking_error")
+        return None if not np.isfinite(error).any() else int(self.columns["episode"][int(np.nanargmin(error))])
+
+    def read(self) -> bool:
+        """Read what is new; whether anything changed."""
+        try:
+            handle = self.path.open("rb")
+        except FileNotFoundError:
+            return self._reset()
+        changed = False
+        with handle:
+            stat = os.fstat(handle.fileno())
+            if stat.st_ino != self._inode or stat.st_size < self.offset:
+                changed = self._reset()
+                self._inode = stat.st_ino
+            while True:
+                handle.seek(self.offset)
+                data = handle.read(READ_BYTES)
+                complete = data.rfind(b"\n") + 1
+                if not complete:
+                    return changed
+                for line in data[:complete].splitlines():
+                    self._append(line)
+                self.offset += complete
+                changed = True
+
+    def _reset(self) -> bool:
+        """Start over: a run that is resumed from an earlier episode has a new file. Whether there was anything."""
+        had_any = self.offset > 0
+        self.offset, self._inode, self.damaged_lines = 0, -1, 0
+        self.columns = {name: [] for name in COLUMNS}
+        return had_any
+
+    def _append(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+            int(row["episode"])
+        except (ValueError, KeyError, TypeError):
+            self.damaged_lines += 1
+            return
+        for name, values in self.columns.items():
+            value = row.get(name)
+            values.append(float(value) if isinstance(value, int | float) else math.nan)

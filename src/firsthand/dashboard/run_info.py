@@ -1,0 +1,53 @@
+"""What a run's configuration tells the page."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.spec import SpecError
+
+from ..control.machine import address_of
+from ..errors import UserError
+from ..units import METRES, Unit, unit_of
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The part of a run's configuration that the page shows."""
+
+    robot: str
+    preset: str
+    seed: int
+    episodes: int
+    payload: str
+    unit: Unit
+    spec: ControlSpec
+    step_bound: float
+    """η/(2√ε), which no policy step exceeds."""
+    address: str | None
+    """Where its machine is, if it has one."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "RunInfo":
+        """Read the `config` of config.json; `UserError` when this version cannot read it."""
+        try:
+            hyper = config["hyper"]
+            payload = float(config.get("payload_kg", 0.0))
+            return cls(
+                robot=str(config["robot"]),
+                preset=str(config["preset"]),
+                seed=int(config["seed"]),
+                episodes=int(config["episodes"]),
+                payload=f"{payload:g} kg" if payload else "",
+                unit=unit_of(str(config.get("unit", METRES.name))),
+                spec=ControlSpec.from_json(json.dumps(config["control_spec"])),
+                step_bound=float(hyper["eta"]) / (2 * math.sqrt(float(hyper["epsilon"]))),
+                address=address_of(str(config["robot"])),
+            )
+        except (KeyError, TypeError, ValueError, SpecError, ZeroDivisionError) as error:
+            if "recording" in config:
+                raise UserError("this is a recording, not a training run: there is no learning to watch.") from None
+            raise UserError(f"config.json was written by another version of firsthand ({error!r}).") from None

@@ -20,8 +20,6 @@ SOURCES = {
 ROW = re.compile(r"^\| (?P<packages>`[^|]*) \|[^|]*\| (?P<imports>[^|]*) \|$", re.MULTILINE)
 FOR_EVERYBODY = "nothing; everybody may import them"
 SHARED = {"errors", "units", "drawing", "interrupt", "cache"}
-ANNOUNCED = {"optim"}
-"""Packages of the table that are still to come."""
 PENDING = {
     ("dashboard", "training"),
     ("logs", "training"),
@@ -85,7 +83,7 @@ ALLOWED = table()
 
 def test_the_table_has_every_package() -> None:
     packages = {module.split(".")[1] for module, _ in modules("firsthand") if "." in module} - {"__main__"}
-    assert packages | ANNOUNCED == set(ALLOWED) | ANNOUNCED
+    assert packages == set(ALLOWED)
 
 
 def test_packages_import_what_the_table_allows() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.jobs import policy_digest
 from firsthand_onboard.link import ClientEnd, LinkError
-from firsthand_onboard.runtime import policy_digest
 from firsthand_onboard.toy import toy_spec
 
 PATIENCE = 60.0

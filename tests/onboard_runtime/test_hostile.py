@@ -19,7 +19,7 @@ from firsthand_onboard.homing import Homing, HomingController
 from firsthand_onboard.link import AT_ONCE, BYTES_AT_ONCE, QUEUE, ClientEnd, RobotEnd
 from firsthand_onboard.machine import MachineError
 from firsthand_onboard.messages import Message, encode
-from firsthand_onboard.runtime import OPERATOR_STOP, Runtime, Settings
+from firsthand_onboard.runtime import OPERATOR_STOP, Runtime, RuntimeSettings
 from firsthand_onboard.toy import Toy, toy_spec
 
 from .processes import PATIENCE, acknowledge, connect, free_port, random_policy, send_policy, stop, wait_for
@@ -73,7 +73,7 @@ class Program:
         self.link = RobotEnd(address)
         limits = GateLimits.of(SPEC, directions=Bench.directions, command_age_s=command_age_s)
         homing = HomingController(SPEC, limits, Homing((-0.5, 1.0), speed=0.5))
-        settings = Settings(lease_s=lease_s, latch=latch)
+        settings = RuntimeSettings(lease_s=lease_s, latch=latch)
         self.runtime = Runtime(SPEC, self.machine, limits, self.link, settings, PERIOD_S, homing)
         self.thread = threading.Thread(target=self.runtime.run, daemon=True)
         self.thread.start()
@@ -352,6 +352,6 @@ def test_after_the_operators_stop_no_order_of_messages_moves_the_machine(program
 
 def test_nothing_on_the_robot_asks_for_the_time_of_day():
     """Clocks that are set, by hand or by a time server, must not end a lease or keep one alive."""
-    sources = list(Path(firsthand_onboard.__file__).parent.glob("*.py"))
+    sources = list(Path(firsthand_onboard.__file__).parent.rglob("*.py"))
     assert len(sources) > 15
     assert [file.name for file in sources if "time.time(" in file.read_text() or "datetime" in file.read_text()] == []

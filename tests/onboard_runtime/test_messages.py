@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firsthand_onboard import messages
-from firsthand_onboard.link import TO_ROBOT_KEY, ClientEnd, RobotEnd, SpecError
+from firsthand_onboard.jobs import trajectory_bytes
+from firsthand_onboard.link import TO_ROBOT_KEY, ClientEnd, RobotEnd
 from firsthand_onboard.messages import HEAD, TO_ROBOT, Message, MessageError, Receiver, decode, encode
-from firsthand_onboard.runtime import answer_bytes
+from firsthand_onboard.spec import SpecError
 from firsthand_onboard.toy import toy_spec
 
 from .processes import begin, free_port, rig, wait_for
@@ -64,7 +65,7 @@ def header(**changes: object) -> bytes:
         (encode(GOOD) + b"x", "malformed"),
         (HEAD.pack(b"FHL1", 1 << 20, 0, bytes(16)), "oversized"),
         (HEAD.pack(b"FHL1", 0, 1 << 30, bytes(16)), "oversized"),
-        (bytes(HEAD.size + messages.MOST_HEADER + messages.MOST_PAYLOAD + 1), "oversized"),
+        (bytes(HEAD.size + messages.MAX_HEADER + messages.MAX_PAYLOAD + 1), "oversized"),
         (framed(b"[" * 60_000), "malformed"),
         (framed(b"\xff\xfe"), "malformed"),
         (framed(b"[]"), "malformed"),
@@ -112,7 +113,7 @@ def test_replays_and_strangers():
 def test_a_session_that_was_pushed_out_cannot_come_back():
     receiver = Receiver(TO_ROBOT, ROBOT)
     assert receiver.accept(hello("old")) is not None
-    for i in range(messages.MOST_SESSIONS):
+    for i in range(messages.MAX_SESSIONS):
         receiver.accept(hello(f"s{i}"))
     assert receiver.accept(hello("old")) is None
     assert receiver.counts["replayed"] == 1
@@ -204,7 +205,7 @@ def test_a_flood_of_nonsense_changes_nothing_on_a_real_link(tmp_path):
         with zenoh.open(config) as session:
             for _ in range(500):
                 session.put(TO_ROBOT_KEY, mutate(rng, encode(GOOD)))
-            session.put(TO_ROBOT_KEY, bytes(messages.MOST_PAYLOAD + messages.MOST_HEADER + 200_000))
+            session.put(TO_ROBOT_KEY, bytes(messages.MAX_PAYLOAD + messages.MAX_HEADER + 200_000))
             wait_for(lambda: client.ask("status").body["messages"]["malformed"] > 0, "the flood to arrive")
         after = client.ask("status").body
         assert {k: after[k] for k in ("state", "fault", "job", "taken")} == {
@@ -248,4 +249,4 @@ def test_the_size_of_an_answer_is_known_before_the_job_runs(steps):
         "valid": np.zeros(steps, bool),
     }
     frame = encode(Message("trajectory", "r", "s", ROBOT, 1, arrays=arrays))
-    assert len(frame) <= answer_bytes(spec, steps) <= len(frame) + 8192
+    assert len(frame) <= trajectory_bytes(spec, steps) <= len(frame) + 8192

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from . import __version__
+from .faults import temporary_name
 from .gate import GateLimits
 from .homing import Homing, HomingController
 from .link import ClientEnd, LinkError, RobotEnd, Security, check_address
 from .machine import MachineError, as_measured, load_machine
-from .runtime import Runtime, Settings, beside
+from .runtime import Runtime, RuntimeSettings
 from .simulation import PlantServer
 from .spec import ControlSpec, SpecError
 from .timing import request_real_time
@@ -115,7 +116,7 @@ def _text(path: Path, what: str) -> str:
 def _check_writable(path: Path, what: str) -> None:
     if path.is_dir():
         raise SpecError(f"the {what} file {path} is a folder")
-    trial = beside(path)
+    trial = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         trial.touch()
@@ -147,7 +148,7 @@ def _homing(
 def _serve(given: argparse.Namespace) -> int:
     if not 0.01 <= given.speed <= 1000:
         raise SpecError(f"speed is {given.speed}, but must lie between 0.01 and 1000")
-    settings = Settings(given.lease, given.on_lost, given.rearm, given.latch)
+    settings = RuntimeSettings(given.lease, given.on_lost, given.rearm, given.latch)
     if given.latch is not None:
         _check_writable(given.latch, "latch")
     security = None if given.certificates is None else Security.in_folder(given.certificates, "robot")

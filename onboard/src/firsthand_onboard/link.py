@@ -24,8 +24,8 @@ from .messages import (
     COUNTED,
     FROM_ROBOT,
     HEAD,
-    MOST_HEADER,
-    MOST_PAYLOAD,
+    MAX_HEADER,
+    MAX_PAYLOAD,
     NAME,
     TO_ROBOT,
     Message,
@@ -131,7 +131,7 @@ def _open(mode: str, address: str, security: Security | None) -> zenoh.Session:
         ("listen" if mode == "peer" else "connect") + "/endpoints": [address],
         "scouting/multicast/enabled": False,
         "scouting/gossip/enabled": False,
-        "transport/link/rx/max_message_size": HEAD.size + MOST_HEADER + MOST_PAYLOAD + 4096,
+        "transport/link/rx/max_message_size": HEAD.size + MAX_HEADER + MAX_PAYLOAD + 4096,
         # With it, each session that sends something long takes 16 MB of locked memory, and a killed one leaves them.
         "transport/shared_memory/enabled": False,
     }

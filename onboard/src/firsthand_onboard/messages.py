@@ -23,17 +23,21 @@ from safetensors.numpy import load, save
 VERSION = 2
 MAGIC = b"FHL1"
 HEAD = struct.Struct("<4sII16s")
-MOST_HEADER = 1 << 16
-MOST_PAYLOAD = 1 << 24
-MOST_ARRAYS = 64
-MOST_SESSIONS = 256
-MOST_RETIRED = 1 << 16
+MAX_HEADER = 1 << 16
+MAX_PAYLOAD = 1 << 24
+MAX_ARRAYS = 64
+MAX_SESSIONS = 256
+MAX_RETIRED = 1 << 16
 TYPES = ("float32", "float64", "bool")
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 TO_ROBOT = ("hello", "lease", "arm", "policy", "job", "fetch", "stop", "acknowledge", "release", "reset", "status")
 COUNTED = ("accepted", "malformed", "oversized", "unknown", "replayed", "misdirected")
 FROM_ROBOT = ("reply", "refused", "trajectory")
+
+
+class Refusal(Exception):
+    """Something that was asked for and cannot be done now; the message says why."""
 
 
 class MessageError(ValueError):
@@ -88,7 +92,7 @@ def encode(message: Message) -> bytes:
         allow_nan=False,
     ).encode()
     payload = save({n: np.ascontiguousarray(a) for n, a in message.arrays.items()}) if message.arrays else b""
-    if len(header) > MOST_HEADER or len(payload) > MOST_PAYLOAD:
+    if len(header) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
         raise MessageError("oversized", f"a message of {len(header)} + {len(payload)} bytes is too long to be sent")
     return HEAD.pack(MAGIC, len(header), len(payload), _digest(header, payload)) + header + payload
 
@@ -102,14 +106,14 @@ def _digest(header: bytes, payload: bytes) -> bytes:
 
 def decode(data: bytes, kinds: tuple[str, ...]) -> Message:
     """The message in a frame; `MessageError` for everything else."""
-    if len(data) > HEAD.size + MOST_HEADER + MOST_PAYLOAD:
+    if len(data) > HEAD.size + MAX_HEADER + MAX_PAYLOAD:
         raise MessageError("oversized", f"{len(data)} bytes")
     if len(data) < HEAD.size:
         raise MessageError("malformed", "shorter than a frame's head")
     magic, header_size, payload_size, digest = HEAD.unpack_from(data)
     if magic != MAGIC:
         raise MessageError("malformed", "not a frame")
-    if header_size > MOST_HEADER or payload_size > MOST_PAYLOAD:
+    if header_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
         raise MessageError("oversized", "the head promises more than is allowed")
     if len(data) != HEAD.size + header_size + payload_size:
         raise MessageError("malformed", "the head promises another length")
@@ -142,7 +146,7 @@ def _arrays(payload: bytes) -> dict[str, np.ndarray]:
         arrays = load(payload)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
         raise MessageError("malformed", "the payload is not safetensors") from None
-    if len(arrays) > MOST_ARRAYS or any(str(a.dtype) not in TYPES for a in arrays.values()):
+    if len(arrays) > MAX_ARRAYS or any(str(a.dtype) not in TYPES for a in arrays.values()):
         raise MessageError("malformed", "too many arrays, or of another type than float32, float64, bool")
     return arrays
 
@@ -197,9 +201,9 @@ class Receiver:
             return None
         self._sessions[message.session] = (message.run, message.number)
         self._sessions.move_to_end(message.session)
-        if len(self._sessions) > MOST_SESSIONS:
+        if len(self._sessions) > MAX_SESSIONS:
             self._retired[self._sessions.popitem(last=False)[0]] = None
-            if len(self._retired) > MOST_RETIRED:
+            if len(self._retired) > MAX_RETIRED:
                 self._retired.popitem(last=False)
         self.counts["accepted"] += 1
         return message

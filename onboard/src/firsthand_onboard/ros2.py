@@ -24,7 +24,7 @@ from .machine import MachineError
 from .spec import ControlSpec, SpecError
 
 FIELDS = ("position", "velocity", "effort")
-MOST_WAITING = 64
+MAX_WAITING = 64
 """So many messages are taken in one reading."""
 FRESH = 1.5
 """A joint state may be this old, in periods. A message came at some time since the last look, a period ago."""
@@ -143,7 +143,7 @@ class Ros2Machine:
         return self._measured if now - self._newer_than <= self._fresh else self._missing
 
     def _drain(self) -> None:
-        """Take everything that waits, so that the newest is what counts; at most `MOST_WAITING` messages.
+        """Take everything that waits, so that the newest is what counts; at most `MAX_WAITING` messages.
 
         Not with an executor: its `spin_once` may do nothing although messages wait.
         """
@@ -151,7 +151,7 @@ class Ros2Machine:
         if subscription is None:
             return
         with subscription.handle:
-            for _ in range(MOST_WAITING):
+            for _ in range(MAX_WAITING):
                 taken = subscription.handle.take_message(subscription.msg_type, subscription.raw)
                 if taken is None:
                     break

@@ -26,7 +26,7 @@ from .spec import ControlSpec, SpecError
 
 READ, WRITE, NEUTRAL, RESET, DESCRIBE, ANSWER = range(1, 7)
 HEAD = struct.Struct("<BI")
-MOST = 65_000
+MAX_PACKET = 65_000
 
 
 class Plant(Protocol):
@@ -128,7 +128,7 @@ class UdpMachine:
         while time.monotonic() < deadline:
             self._socket.settimeout(wait)
             try:
-                data = self._socket.recv(MOST)
+                data = self._socket.recv(MAX_PACKET)
             except TimeoutError:
                 with contextlib.suppress(ConnectionRefusedError):
                     self._socket.send(question)  # a packet was lost; the machine acts on it once
@@ -211,7 +211,7 @@ class PlantServer:
             wake = min(due, self.heard + self.timeout_s) if moving else due
             self.socket.settimeout(0.1 if self.lock_step else max(wake - time.monotonic(), 1e-4))
             with contextlib.suppress(TimeoutError, ConnectionError):
-                self.handle(*self.socket.recvfrom(MOST))
+                self.handle(*self.socket.recvfrom(MAX_PACKET))
             if self.lock_step:
                 continue
             self.expire()

@@ -30,10 +30,10 @@ from .spec import ControlSpec, SpecError
 READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
 ANSWER, TRIPPED, FAILED = range(7, 10)
 HEAD = struct.Struct("<BQ")
-MOST = 200_000
+MAX_PACKET = 200_000
 STARTUP_S = 120.0
 """A machine that is a simulation may have to compile first."""
-LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.002, 10.0
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.002, 10.0
 KILL_S = 0.05
 """A killed process that is not gone after this hangs in the kernel: neutral does not wait for it."""
 RETRY_S = 1.0
@@ -54,8 +54,8 @@ def timeout_for(period_s: float, lock_step: bool) -> float:
 
 def check_timeout(timeout_s: float | None) -> None:
     """Raise `SpecError` for a time after which the watchdog would trip at once, or far too late."""
-    if timeout_s is not None and not LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S:
-        raise SpecError(f"watchdog is {timeout_s} s, but must lie between {LEAST_TIMEOUT_S:g} and {MOST_TIMEOUT_S:g} s")
+    if timeout_s is not None and not MIN_TIMEOUT_S <= timeout_s <= MAX_TIMEOUT_S:
+        raise SpecError(f"watchdog is {timeout_s} s, but must lie between {MIN_TIMEOUT_S:g} and {MAX_TIMEOUT_S:g} s")
 
 
 def declared_homing(machine: Any) -> str | None:
@@ -105,7 +105,7 @@ class Watchdog:
             left = self.heard + self.timeout_s - time.monotonic()
             self.channel.settimeout(max(left, 1e-4) if self.moving else self.timeout_s)
             try:
-                data = self.channel.recv(MOST)
+                data = self.channel.recv(MAX_PACKET)
             except TimeoutError:
                 data = None
             except OSError:
@@ -375,7 +375,7 @@ class WatchedMachine:
         while True:
             try:
                 self._channel.settimeout(max(deadline - time.monotonic(), 1e-4))
-                data = self._channel.recv(MOST)
+                data = self._channel.recv(MAX_PACKET)
             except TimeoutError:
                 data = b""
             except OSError:
@@ -418,7 +418,7 @@ def main() -> None:
     except Exception as error:
         with contextlib.suppress(OSError):  # an unread question would reset the channel before the answer is read
             channel.settimeout(5.0)
-            channel.recv(MOST)
+            channel.recv(MAX_PACKET)
         channel.send(HEAD.pack(FAILED, 1) + f"{type(error).__name__}: {error}"[:500].encode())
         os._exit(1)
     Watchdog(machine, channel, arguments.timeout, arguments.period).run()

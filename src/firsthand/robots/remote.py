@@ -17,9 +17,9 @@ from jaxtyping import Float
 
 from firsthand_onboard import ControlSpec, SpecError
 from firsthand_onboard.homing import NEAR
+from firsthand_onboard.jobs import policy_digest
 from firsthand_onboard.link import ClientEnd, LinkError, Security, check_address, identity
 from firsthand_onboard.messages import Message
-from firsthand_onboard.runtime import policy_digest
 
 from ..errors import UserError
 from ..models import Policy

@@ -1,0 +1,73 @@
+"""Carries a job out: its trajectories one after the other, until one is cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .homing import HomingController
+from .jobs import Job
+from .leases import LEASE_LOST
+from .loop import DONE, Executor, Trajectory
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How a job ended."""
+
+    reason: str
+    """`done`, or why it was cut short."""
+    fault: bool = False
+    """Whether that latches."""
+
+
+class JobRunner:
+    """Runs one job at a time on an executor. `poll` reads messages and returns why a trajectory must end now."""
+
+    def __init__(self, executor: Executor, homing: HomingController | None, poll: Callable[[], str]) -> None:
+        self.executor, self.homing, self._poll = executor, homing, poll
+        self.interruption = ""
+        """Why the running trajectory ends at once; empty while it may go on."""
+        self._is_last = False
+
+    def start(self) -> None:
+        """A new job begins: nothing interrupts it yet."""
+        self.interruption, self._is_last = "", False
+
+    def interrupt(self, reason: str) -> None:
+        """End the running trajectory at once."""
+        self.interruption = reason
+
+    def finish_trajectory(self) -> None:
+        """End the job when the running trajectory is over."""
+        self._is_last = True
+
+    def run(self, job: Job, on_trajectory: Callable[[int], None]) -> JobEnd:
+        """All trajectories of a job; `on_trajectory` is told the index of each that is over."""
+        for index in range(job.count):
+            reason = self._poll()  # the loop may have been away since the job came, or since the last trajectory
+            if reason or self._is_last:
+                return JobEnd(reason or LEASE_LOST)
+            trajectory = self._run_trajectory(job, index)
+            job.trajectories.append(trajectory)
+            on_trajectory(index)
+            if trajectory.ended != DONE:
+                return JobEnd(trajectory.ended, trajectory.fault)
+        return JobEnd(DONE)
+
+    def _run_trajectory(self, job: Job, index: int) -> Trajectory:
+        executor, arrays = self.executor, job.arrays
+        if job.kind == "play":
+            return executor.play(arrays["commands"], job.authority, self._ends_at)
+        if job.kind == "home":
+            assert self.homing is not None
+            return executor.home(self.homing, job.authority, self._ends_at)
+        assert job.policy is not None
+        if job.kind == "follow":
+            return executor.follow(job.policy, arrays["reference"], None, job.authority, self._ends_at)
+        excitation = arrays["excitation"][index] if "excitation" in arrays else None
+        return executor.visit(job.policy, arrays["goals"][index], excitation, job.authority)
+
+    def _ends_at(self, step: int) -> str:
+        """A long motion counts as a chain of trajectories of the usual length: only the running one is finished."""
+        return LEASE_LOST if self._is_last and step % self.executor.spec.reference.steps == 0 else ""

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from typing import Any
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 PlantState = PyTree[Float[Array, "..."], " plant"]
@@ -43,3 +44,7 @@ class AbstractPlant(eqx.Module):
     @abstractmethod
     def measure(self, state: Any, *, key: PRNGKeyArray) -> Float[Array, " measured"]:
         """What the sensors say. `key` feeds sensor noise; without noise the result does not depend on it."""
+
+    def truth(self, state: Any) -> Float[Array, " measured"]:
+        """What exact sensors would show: errors are counted on this. Most plants measure exactly by themselves."""
+        return self.measure(state, key=jax.random.key(0))

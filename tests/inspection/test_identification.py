@@ -67,7 +67,7 @@ def test_pushes_that_end_early_do_not_hide_the_dead_time(delay: int) -> None:
         truth = Truth(delay=delay, gain=0.3, limit=0.3)
         robot, wanted = UnstableRobot(truth, seed=seed), InspectionSettings(2.0, 0.5, seed)
         recording = excite(robot, wanted)
-        assert any(push.steps < 5 for push in recording.pushes if push.tossed)
+        assert any(push.steps < 5 for push in recording.pushes if push.randomized)
         found = conclude("probe", robot.task.spec, wanted, recording).findings.channels[0]
         assert found.dead_time_steps in (delay, delay + 1)
 

@@ -33,7 +33,7 @@ class Inspect:
     def run(self) -> int:
         """Push, report, write. Exit code 130 after Ctrl-C; what was learned until then is reported, too."""
         from ..inspection import InspectionSettings, conclude, excite, write_inspection
-        from ..inspection.settings import make_plan, usual_minutes
+        from ..inspection.plan import make_plan, usual_minutes
         from ..robots.onboard import set_authority
         from ..robots.registry import make_robot, make_task
         from ..robots.user_file import short_name

@@ -24,7 +24,7 @@ from firsthand_onboard.kinematics import chain_jacobian, chain_points
 from ..errors import UserError
 from ..inspection import InspectionSettings, conclude, excite
 from ..inspection.findings import ChannelFindings
-from ..inspection.settings import usual_minutes
+from ..inspection.plan import usual_minutes
 from ..robots.base import AbstractRobot
 from ..tasks import Task
 

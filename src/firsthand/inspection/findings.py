@@ -132,8 +132,8 @@ def _top(recording: Recording, channel: int) -> tuple[float, tuple[Push, ...]]:
     pushes = recording.alone(channel)
     if not pushes:
         return 0.0, ()
-    tossed = [p for p in pushes if p.tossed]
-    amplitude = (tossed or pushes)[-1].amplitude if tossed else max(p.amplitude for p in pushes)
+    randomized = [p for p in pushes if p.randomized]
+    amplitude = (randomized or pushes)[-1].amplitude if randomized else max(p.amplitude for p in pushes)
     return amplitude, tuple(p for p in pushes if np.isclose(p.amplitude, amplitude))
 
 
@@ -153,8 +153,8 @@ def _channel(
 ) -> ChannelFindings:
     name, period = spec.layout.commands[channel], spec.period_s
     amplitude, pushes = _top(recording, channel)
-    tossed = tuple(p for p in pushes if p.tossed)
-    onset = find_onset(recording, tossed if len(tossed) >= 6 else pushes, motion, noise)
+    randomized = tuple(p for p in pushes if p.randomized)
+    onset = find_onset(recording, randomized if len(randomized) >= 6 else pushes, motion, noise)
     if onset is None:
         return ChannelFindings(name, responds=False, amplitude=amplitude)
     pushes = _longest(pushes)

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float
 from scipy import stats
 
 from .free_motion import FreeMotion
+from .plan import CHUNK
 from .recording import Push, Recording, paths
-from .settings import CHUNK
 
 AGAINST_NOISE = 5.0
 """How many standard errors, by the noise at rest, the mean must be from zero."""
@@ -83,17 +83,17 @@ def _begins(
 
 def _ends(recording: Recording, pushes: tuple[Push, ...]) -> Bool[np.ndarray, "steps measured"] | None:
     """Where pushes that a coin has ended differ from those that go on, per period since then."""
-    tossed = [p for p in pushes if p.tossed and not p.cut]
-    if not tossed:
+    randomized = [p for p in pushes if p.randomized and not p.cut]
+    if not randomized:
         return None
-    early = min(p.steps for p in tossed)
-    steps = min((p.steps for p in tossed if p.steps > early), default=early) - early
-    ended = np.asarray([p.steps == early for p in tossed])
-    signs = np.asarray([p.sign for p in tossed])
+    early = min(p.steps for p in randomized)
+    steps = min((p.steps for p in randomized if p.steps > early), default=early) - early
+    ended = np.asarray([p.steps == early for p in randomized])
+    signs = np.asarray([p.sign for p in randomized])
     cells = [(ended == e) & (signs == s) for e in (True, False) for s in (1.0, -1.0)]
     if steps < 2 or min(cell.sum() for cell in cells) < 2:
         return None
-    starts = np.asarray([p.start for p in tossed]) + early
+    starts = np.asarray([p.start for p in randomized]) + early
     # Counted from going on as in the period before: pushes that are a little faster than others do not matter.
     speed = paths(recording, starts - 1, 1)
     left = paths(recording, starts, steps) - speed * np.arange(1, steps + 1)[None, :, None]
@@ -102,7 +102,7 @@ def _ends(recording: Recording, pushes: tuple[Push, ...]) -> Bool[np.ndarray, "s
     for sign, going, ending in ((1.0, cells[2], cells[0]), (-1.0, cells[3], cells[1])):
         difference += sign * (left[ending].mean(axis=0) - left[going].mean(axis=0)) / 2
         squares += sum(cell.sum() * left[cell].var(axis=0) for cell in (going, ending))
-    freedom = len(tossed) - 4
+    freedom = len(randomized) - 4
     error = np.sqrt(squares / freedom * sum(1 / cell.sum() for cell in cells) / 4)
     rounding = _rounding(recording) * np.arange(1, steps + 1)[:, None]
     return np.abs(difference) > _threshold(freedom, left.shape[-1]) * error + rounding

@@ -24,8 +24,8 @@ class Push:
     """How long it lasted."""
     cut: bool
     """Whether it was ended before its time: a position came near its limit, or the robot ended there."""
-    tossed: bool
-    """Whether a coin chose its sign, whatever had happened before."""
+    randomized: bool
+    """Whether its sign was drawn at random, whatever had happened before."""
 
     @property
     def amplitude(self) -> float:
@@ -81,7 +81,7 @@ class Recording:
             "push.start": np.asarray([p.start for p in self.pushes], np.int64),
             "push.steps": np.asarray([p.steps for p in self.pushes], np.int64),
             "push.channel": np.asarray([p.channel for p in self.pushes], np.int64),
-            "push.tossed": np.asarray([p.tossed for p in self.pushes], bool),
+            "push.randomized": np.asarray([p.randomized for p in self.pushes], bool),
             "push.fractions": np.asarray([p.fractions for p in self.pushes], np.float32).reshape(
                 len(self.pushes), self.commands.shape[1]
             ),

@@ -8,7 +8,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
 PAGE_READY := $(VENV)/.ready-page
-LINT_READY := $(VENV)/.ready-lint
 PEERS_READY := $(VENV)/.ready-peers
 # sheeprl wants an older pillow than the rest of us, so DreamerV3 has an environment of its own.
 DREAMERV3 := .venv-dreamerv3
@@ -18,9 +17,9 @@ DREAMERV3 := .venv-dreamerv3
 help:
 	@echo "make train   set up, teach the simulated excavator from random weights, write a report to $(RUN)/report"
 	@echo "make dashboard   the live page of $(RUN), also while it trains"
-	@echo "make test    set up and run the tests"
+	@echo "make test    set up; lint, types and tests"
 	@echo "make test-slow   the tests that take half a minute or more each"
-	@echo "make lint    ruff and pyright"
+	@echo "make lint    ruff and pyright alone; make format lets ruff correct what it can"
 	@echo "make peers   set up what \`firsthand compare\` needs: PyTorch and other learners (1 GB or more)"
 	@echo "make bench   the benchmarks (slow)"
 	@echo "make soak    kills, cuts and floods against the onboard program, many times (slow)"
@@ -32,17 +31,17 @@ dashboard: $(PAGE_READY)
 	$(BIN)/firsthand dashboard $(RUN)
 
 test: $(TEST_READY)
-	$(BIN)/python -m pytest -n 2
+	scripts/check.sh -n 2
 
 test-slow: $(TEST_READY)
 	$(BIN)/python -m pytest -n 2 -m slow
 
-lint: $(LINT_READY)
+lint: $(TEST_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-format: $(LINT_READY)
+format: $(TEST_READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -63,24 +62,20 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("firsthand needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml lab/pyproject.toml constraints.txt
+$(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e .
 	@touch $@
 
-$(TEST_READY): $(READY)
+$(TEST_READY): $(READY) lab/pyproject.toml
 	scripts/install_browser.sh
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[test]' -e 'lab[ray]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[test,lint]' -e 'lab[ray]'
 	@touch $@
 
 $(PAGE_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[dashboard]'
 	@touch $@
 
-$(LINT_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[lint]'
-	@touch $@
-
-$(PEERS_READY): $(READY)
+$(PEERS_READY): $(READY) lab/pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e . -e 'lab[peers]'
 	@touch $@
 

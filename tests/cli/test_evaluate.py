@@ -17,7 +17,9 @@ def oracle(run: Path, cache: Path, error: float) -> None:
     """Put an oracle into the processes' cache, as if it had been computed."""
     restored = RestoredRun.open(run)
     result = OracleResult(random_error=error, shapes_error=error, shapes=SHAPES)
-    store_oracle(result, restored.robot().plant, restored.task, cache / "firsthand" / "oracles")
+    plant = restored.robot().plant
+    assert plant is not None
+    store_oracle(result, plant, restored.task, cache / "firsthand" / "oracles")
 
 
 @pytest.mark.parametrize(("error", "failed"), [pytest.param(99.0, True, marks=pytest.mark.slow), (0.001, False)])

@@ -464,9 +464,10 @@ def test_hardware_is_neutral_also_when_the_episode_is_given_up_or_fails():
     policy, goals = policy_of(robot), np.full((2, 1), 0.5)
     calls = iter([None, EpisodeAbandoned()])
 
-    def before_trajectory() -> None:
+    def before_trajectory() -> bool:
         if (what := next(calls)) is not None:
             raise what
+        return False
 
     robot.before_trajectory = before_trajectory
     with pytest.raises(EpisodeAbandoned):

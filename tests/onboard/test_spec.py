@@ -18,7 +18,7 @@ SPEC = excavator_task(hidden=(6, 5)).spec
 NAN, INF = float("nan"), float("inf")
 
 
-def random_layers(spec, seed=0, dtype=np.float32):
+def random_layers(spec: ControlSpec, seed: int = 0, dtype: type = np.float32):
     rng = np.random.default_rng(seed)
     return [(rng.normal(size=w).astype(dtype), rng.normal(size=b).astype(dtype)) for w, b in expected_shapes(spec)]
 

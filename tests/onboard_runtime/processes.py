@@ -18,7 +18,8 @@ import numpy as np
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.jobs import policy_digest
-from firsthand_onboard.link import ClientEnd, LinkError
+from firsthand_onboard.link import ClientEnd
+from firsthand_onboard.network import LinkError
 from firsthand_onboard.toy import toy_spec
 
 PATIENCE = 60.0
@@ -87,6 +88,8 @@ class Rig:
     Unless `strict`, every time limit is a second and more, so that a busy computer does not look like a fault.
     """
 
+    onboard: Process
+
     def __init__(
         self,
         folder: Path,
@@ -113,7 +116,6 @@ class Rig:
         self.udp = found[1]
         self.address = f"tcp/127.0.0.1:{free_port()}"
         self.options = serve
-        self.onboard: Process | None = None
         try:
             self.start()
         except BaseException:
@@ -132,12 +134,11 @@ class Rig:
 
     def onboards_watchdog(self) -> int:
         """The process id of the watchdog that there is now: after a fault it may be a new one."""
-        assert self.onboard is not None
         children = Path(f"/proc/{self.onboard.pid}/task/{self.onboard.pid}/children").read_text().split()
         return int(children[-1])
 
     def end(self) -> None:
-        if self.onboard is not None:
+        if hasattr(self, "onboard"):
             self.onboard.end()
         self.machine.end()
 

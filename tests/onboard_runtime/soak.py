@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from firsthand_onboard.link import TO_ROBOT_KEY, ClientEnd, LinkError
+from firsthand_onboard.link import ClientEnd
 from firsthand_onboard.messages import Message, encode
+from firsthand_onboard.network import TO_ROBOT_KEY, LinkError
 from firsthand_onboard.toy import toy_spec
 
 from . import test_gate

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from firsthand_onboard.link import ClientEnd, LinkError, Security
+from firsthand_onboard.link import ClientEnd
 from firsthand_onboard.messages import Message
+from firsthand_onboard.network import LinkError, Security
 from firsthand_onboard.spec import SpecError
 
 from .processes import PATIENCE, Process, free_port, wait_for

@@ -59,7 +59,7 @@ steps = st.tuples(
 )
 
 
-def check(result: GateResult, before: np.ndarray, change: np.ndarray, proposed: np.ndarray) -> None:
+def check(result: GateResult, before: np.ndarray, change: tuple[float, ...], proposed: np.ndarray) -> None:
     low, high = np.asarray(LIMITS.low), np.asarray(LIMITS.high)
     neutral = np.asarray(LIMITS.neutral)
     command = result.command.astype(float)

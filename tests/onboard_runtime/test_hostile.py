@@ -16,7 +16,7 @@ import firsthand_onboard
 from firsthand_onboard import timing
 from firsthand_onboard.gate import GateLimits
 from firsthand_onboard.homing import Homing, HomingController
-from firsthand_onboard.link import AT_ONCE, BYTES_AT_ONCE, QUEUE, ClientEnd, RobotEnd
+from firsthand_onboard.link import MAX_BYTES_AT_ONCE, MAX_MESSAGES_AT_ONCE, ROBOT_QUEUE, ClientEnd, RobotEnd
 from firsthand_onboard.machine import MachineError
 from firsthand_onboard.messages import Message, encode
 from firsthand_onboard.runtime import OPERATOR_STOP, Runtime, RuntimeSettings
@@ -130,12 +130,12 @@ def test_a_job_whose_lease_ran_out_while_the_loop_was_away_does_not_begin(monkey
     def away() -> None:
         client.drop_lease()
         time.sleep(3.0)
-        monkeypatch.setattr(timing.gc, "collect", collect)
+        monkeypatch.setattr(gc, "collect", collect)
 
-    monkeypatch.setattr(timing.gc, "collect", away)
+    monkeypatch.setattr(gc, "collect", away)
     client.send("job", {"name": "begun", "kind": "visit", "policy": policy}, {"goals": GOALS})
-    wait_for(lambda: (last := program.runtime.last) and last.ended, "the end of the job")
-    assert program.runtime.last.ended == "the lease ran out"
+    ended = wait_for(lambda: (last := program.runtime.last) and last.ended, "the end of the job")
+    assert ended == "the lease ran out"
     program.still()
     assert program.machine.written == []
     client.close()
@@ -248,11 +248,13 @@ def test_a_flood_delays_neither_the_commands_nor_the_operators_stop(program, fra
 
 def test_what_waited_is_read_whole_when_the_loop_was_away():
     robot = RobotEnd(f"tcp/127.0.0.1:{free_port()}")
-    for arrays, at_once in (({}, AT_ONCE), ({"much": np.zeros(BYTES_AT_ONCE // 8)}, 1)):
-        key = Waiting(encode(Message("hello", "run", f"s{at_once}", "", 1 + i, arrays=arrays)) for i in range(QUEUE))
+    for arrays, at_once in (({}, MAX_MESSAGES_AT_ONCE), ({"much": np.zeros(MAX_BYTES_AT_ONCE // 8)}, 1)):
+        key = Waiting(
+            encode(Message("hello", "run", f"s{at_once}", "", 1 + i, arrays=arrays)) for i in range(ROBOT_QUEUE)
+        )
         robot._incoming = [(False, key, robot._incoming[-1][2])]
         assert len(list(robot.receive())) == at_once
-        assert len(list(robot.receive(everything=True))) == QUEUE - at_once
+        assert len(list(robot.receive(everything=True))) == ROBOT_QUEUE - at_once
     robot.close()
 
 
@@ -271,7 +273,7 @@ def play(outgoing: Any, frames: list[bytes], seen: Callable[[], int]) -> None:
     """In pieces: of a long burst the queue keeps only the end."""
     for i, frame in enumerate(frames):
         outgoing.put(frame)
-        if i % AT_ONCE == AT_ONCE - 1 or i == len(frames) - 1:
+        if i % MAX_MESSAGES_AT_ONCE == MAX_MESSAGES_AT_ONCE - 1 or i == len(frames) - 1:
             wait_for(lambda i=i: seen() > i, "the frames")
 
 

@@ -9,11 +9,13 @@ import pytest
 import zenoh
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from firsthand_onboard import messages
 from firsthand_onboard.jobs import trajectory_bytes
-from firsthand_onboard.link import TO_ROBOT_KEY, ClientEnd, RobotEnd
+from firsthand_onboard.link import ClientEnd, RobotEnd
 from firsthand_onboard.messages import HEAD, TO_ROBOT, Message, MessageError, Receiver, decode, encode
+from firsthand_onboard.network import TO_ROBOT_KEY
 from firsthand_onboard.spec import SpecError
 from firsthand_onboard.toy import toy_spec
 
@@ -86,8 +88,8 @@ def header(**changes: object) -> bytes:
         (framed(header()[:-1] + b', "extra": NaN}'), "malformed"),
         (framed(header(), b"nonsense"), "malformed"),
         (framed(header(), struct.pack("<Q", 1 << 40) + b"{}"), "malformed"),
-        (framed(header(), messages.save({"a": np.zeros(2, np.int64)})), "malformed"),
-        (framed(header(), messages.save({f"a{i}": np.zeros(1, np.float32) for i in range(65)})), "malformed"),
+        (framed(header(), save({"a": np.zeros(2, np.int64)})), "malformed"),
+        (framed(header(), save({f"a{i}": np.zeros(1, np.float32) for i in range(65)})), "malformed"),
     ],
 )
 def test_what_is_no_message_is_told_apart(data, cause):

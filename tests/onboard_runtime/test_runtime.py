@@ -17,7 +17,8 @@ from firsthand.errors import UserError
 from firsthand.robots.registry import make_task
 from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand_onboard.cli import _check_writable, main
-from firsthand_onboard.link import ClientEnd, LinkError, check_address
+from firsthand_onboard.link import ClientEnd
+from firsthand_onboard.network import LinkError, check_address
 from firsthand_onboard.spec import SpecError
 from firsthand_onboard.watchdog import check_timeout, timeout_for
 

@@ -18,8 +18,9 @@ from . import __version__
 from .faults import temporary_name
 from .gate import GateLimits
 from .homing import Homing, HomingController
-from .link import ClientEnd, LinkError, RobotEnd, Security, check_address
+from .link import ClientEnd, RobotEnd
 from .machine import MachineError, as_measured, load_machine
+from .network import LinkError, Security, check_address
 from .runtime import Runtime, RuntimeSettings
 from .simulation import PlantServer
 from .spec import ControlSpec, SpecError

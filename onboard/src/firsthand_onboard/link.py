@@ -1,20 +1,17 @@
-"""The link over zenoh: the robot's end and the trainer's or operator's end. Loopback, or TLS with certificates."""
+"""The link over zenoh: the robot's end, and the trainer's or operator's end."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import dataclasses
-import ipaddress
-import json
+import logging
 import math
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,139 +20,42 @@ import zenoh
 from .messages import (
     COUNTED,
     FROM_ROBOT,
-    HEAD,
-    MAX_HEADER,
-    MAX_PAYLOAD,
     NAME,
     TO_ROBOT,
+    VERSION,
     Message,
     Receiver,
+    VersionError,
+    describe_version,
     encode,
+)
+from .network import (
+    FROM_ROBOT_KEY,
+    OPERATOR_KEY,
+    TO_ROBOT_KEY,
+    LinkError,
+    NoAnswer,
+    Security,
+    VersionMismatch,
+    open_session,
 )
 from .spec import SpecError
 from .timing import since_boot
 
-TO_ROBOT_KEY, FROM_ROBOT_KEY = "firsthand/1/to_robot", "firsthand/1/from_robot"
-OPERATOR_KEY = "firsthand/1/operator"
-"""What comes over this key is an operator's; where there are certificates, only those named `operator` get in."""
-QUEUE = 64
-"""Messages that wait to be read; the oldest go first when a flood comes."""
-WAITING = 1024
+log = logging.getLogger("firsthand-onboard")
+
+ROBOT_QUEUE = 64
+"""How many messages wait to be read by the robot; when a flood comes, the oldest are dropped."""
+CLIENT_QUEUE = 1024
 """The same at the other end."""
-AT_ONCE, BYTES_AT_ONCE = 16, 1 << 20
-"""So much of each key is read before the loop goes on: a flood must not hold up commands, nor the operator."""
-DRIFT = 1e-3
-"""So much two computers' clocks may differ in their rate: what is known of the robot's time grows old."""
+MAX_MESSAGES_AT_ONCE, MAX_BYTES_AT_ONCE = 16, 1 << 20
+"""How much of each key is read before the loop goes on: a flood must hold up neither commands nor the operator."""
+CLOCK_DRIFT = 1e-3
+"""How much two computers' clocks may differ in their rate: what is known of the robot's time grows old."""
 REFRESH_S = 60.0
-"""After so long without a word from the robot its time is asked for again."""
+"""After this long without a message from the robot its time is asked for again."""
 ACKNOWLEDGE_S = 10.0
-"""So long somebody who has acknowledged waits for the answer: the machine may have to be connected anew."""
-
-
-class LinkError(Exception):
-    """The other side cannot be reached or does not answer."""
-
-
-@dataclass(frozen=True)
-class Security:
-    """Certificates for a link that leaves this computer; see scripts/make_certificates.sh."""
-
-    authority: Path
-    """Certificate of the authority that both sides trust."""
-    certificate: Path
-    """This side's certificate."""
-    key: Path
-    """Its private key."""
-
-    def __post_init__(self) -> None:
-        for name in ("authority", "certificate", "key"):
-            if not getattr(self, name).is_file():
-                raise SpecError(f"the {name} file {getattr(self, name)} does not exist")
-
-    @staticmethod
-    def in_folder(folder: str | Path, name: str) -> Security:
-        """The files that scripts/make_certificates.sh makes for `name` (robot, trainer or operator)."""
-        folder = Path(folder)
-        return Security(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
-
-
-def check_address(address: str, security: Security | None) -> None:
-    """Raise `SpecError` unless the address is loopback, or tls with certificates."""
-    protocol, _, place = address.partition("/")
-    host, _, port = place.rpartition(":")
-    if protocol not in ("tcp", "tls") or not host or not port.isdigit():
-        raise SpecError(f"the address is {address!r}, but must be given as tcp/host:port or tls/host:port")
-    if protocol == "tls":
-        if security is None:
-            raise SpecError(f"the address {address} needs certificates: give --certificates FOLDER")
-        return
-    try:
-        local = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        local = host == "localhost"
-    if not local:
-        raise SpecError(
-            f"the address {address} leaves this computer without encryption; use tls/{place} and --certificates FOLDER"
-        )
-
-
-def access() -> dict[str, Any]:
-    """Who may do what on the robot's end, by the common name of the certificate; everything else is dropped."""
-
-    def rule(name: str, message: str, flow: str, key: str) -> dict[str, Any]:
-        return {"id": name, "messages": [message], "flows": [flow], "permission": "allow", "key_exprs": [key]}
-
-    return {
-        "enabled": True,
-        "default_permission": "deny",
-        "rules": [
-            rule("train", "put", "ingress", TO_ROBOT_KEY),
-            rule("operate", "put", "ingress", OPERATOR_KEY),
-            rule("listen", "declare_subscriber", "ingress", FROM_ROBOT_KEY),
-            rule("answer", "put", "egress", FROM_ROBOT_KEY),
-            rule("announce", "declare_subscriber", "egress", "firsthand/1/*"),
-        ],
-        "subjects": [{"id": name, "cert_common_names": [name]} for name in ("trainer", "operator")],
-        "policies": [
-            {"rules": ["train", "listen", "answer", "announce"], "subjects": ["trainer"]},
-            {"rules": ["operate", "listen", "answer", "announce"], "subjects": ["operator"]},
-        ],
-    }
-
-
-def _open(mode: str, address: str, security: Security | None) -> zenoh.Session:
-    check_address(address, security)
-    config = zenoh.Config()
-    settings: dict[str, Any] = {
-        "mode": mode,
-        ("listen" if mode == "peer" else "connect") + "/endpoints": [address],
-        "scouting/multicast/enabled": False,
-        "scouting/gossip/enabled": False,
-        "transport/link/rx/max_message_size": HEAD.size + MAX_HEADER + MAX_PAYLOAD + 4096,
-        # With it, each session that sends something long takes 16 MB of locked memory, and a killed one leaves them.
-        "transport/shared_memory/enabled": False,
-    }
-    if mode == "client":
-        settings["listen/endpoints"] = []
-    if security is not None:
-        ours = {"listen_private_key": security.key, "listen_certificate": security.certificate}
-        if mode == "client":
-            ours = {"connect_private_key": security.key, "connect_certificate": security.certificate}
-        settings["transport/link/tls"] = {
-            "root_ca_certificate": str(security.authority),
-            "enable_mtls": True,
-            **{name: str(path) for name, path in ours.items()},
-        }
-        if mode == "peer":
-            settings["access_control"] = access()
-    for name, value in settings.items():
-        config.insert_json5(name, json.dumps(value))
-    try:
-        return zenoh.open(config)
-    except zenoh.ZError as error:
-        if mode == "client":
-            raise LinkError(f"nobody answers at {address}") from None
-        raise LinkError(f"cannot listen at {address}: {str(error).split(' at /')[0]}") from None
+"""How long somebody who has acknowledged waits for the answer: the machine may have to be connected again."""
 
 
 def identity() -> str:
@@ -166,14 +66,15 @@ def identity() -> str:
 class RobotEnd:
     """The robot's end. Never blocks and has no Python thread: the loop reads it when it has time."""
 
-    def __init__(self, address: str, security: Security | None = None) -> None:
-        self.identity = identity()
-        self._session = _open("peer", address, security)
-        self._incoming = [
+    def __init__(self, address: str, security: Security | None = None, *, version: int = VERSION) -> None:
+        self.identity, self.version = identity(), version
+        self._versions_met: set[int] = set()
+        self._session = open_session("peer", address, security)
+        self._incoming: list[tuple[bool, Any, Receiver]] = [
             (
                 operator,
-                self._session.declare_subscriber(key, zenoh.handlers.RingChannel(QUEUE)),
-                Receiver(TO_ROBOT, self.identity),
+                self._session.declare_subscriber(key, zenoh.handlers.RingChannel(ROBOT_QUEUE)),
+                Receiver(TO_ROBOT, self.identity, version),
             )
             for operator, key in ((True, OPERATOR_KEY), (False, TO_ROBOT_KEY))
         ]
@@ -185,11 +86,11 @@ class RobotEnd:
     def receive(self, *, everything: bool = False) -> Iterator[Message]:
         """Messages that wait, operators' first; what is not a message is counted and skipped.
 
-        No more than `AT_ONCE` and about `BYTES_AT_ONCE` of each key, or all that the queues hold.
+        No more than `MAX_MESSAGES_AT_ONCE` and about `MAX_BYTES_AT_ONCE` of each key, or all that the queues hold.
         """
         for operator, incoming, receiver in self._incoming:
             size = 0
-            for _ in range(QUEUE if everything else AT_ONCE):
+            for _ in range(ROBOT_QUEUE if everything else MAX_MESSAGES_AT_ONCE):
                 sample = incoming.try_recv()
                 if sample is None:
                     break
@@ -197,8 +98,11 @@ class RobotEnd:
                 message = receiver.accept(data)
                 if message is not None:
                     yield dataclasses.replace(message, operator=operator)
+                elif receiver.other_version is not None:
+                    self._refuse_version(receiver.other_version)
+                    receiver.other_version = None
                 size += len(data)
-                if size >= BYTES_AT_ONCE and not everything:
+                if size >= MAX_BYTES_AT_ONCE and not everything:
                     break
 
     def counts(self) -> dict[str, int]:
@@ -210,7 +114,20 @@ class RobotEnd:
         self._number += 1
         known = (to.run, to.session, self.identity, self._number, to.number)
         message = Message(kind, *known, body=body, arrays=arrays or {}, now=since_boot())
-        self._outgoing.put(encode(message))
+        self._outgoing.put(encode(message, self.version))
+
+    def _refuse_version(self, error: VersionError) -> None:
+        """Tell somebody of another version so, and the operator once per version: silence would look like a lost link.
+
+        The answer is in this program's version. The other side need not understand it, only see which one it is.
+        """
+        if error.sender.kind != "hello":
+            return
+        why = describe_version(error.version, f"the program of run {error.sender.run}", self.version)
+        if error.version not in self._versions_met and len(self._versions_met) < 8:
+            self._versions_met.add(error.version)
+            log.error("%s; it is not answered", why)
+        self.send("refused", error.sender, {"why": why})
 
     def close(self) -> None:
         """Leave the network."""
@@ -225,28 +142,41 @@ class ClientEnd:
     """
 
     def __init__(
-        self, address: str, security: Security | None = None, *, run: str = "operator", operator: bool = False
+        self,
+        address: str,
+        security: Security | None = None,
+        *,
+        run: str = "operator",
+        operator: bool = False,
+        version: int = VERSION,
     ) -> None:
         if not NAME.fullmatch(run):
             raise SpecError(f"the run's identity is {run!r}, but must be 1 to 64 letters, digits or _.:-")
         self.address, self.run, self.session = address, run, identity()
-        self.robot = ""
-        self._receiver = Receiver(FROM_ROBOT)
-        self._zenoh = _open("client", address, security)
+        self.robot, self.version = "", version
+        self._receiver = Receiver(FROM_ROBOT, version=version)
+        self._zenoh = open_session("client", address, security)
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._number = 0
         self._ahead, self._heard = -math.inf, since_boot()
         """By how much the robot's clock is ahead of ours, at least, and when that was so."""
-        self._inbox: deque[Message] = deque(maxlen=WAITING)
+        self._inbox: deque[Message] = deque(maxlen=CLIENT_QUEUE)
         # Not a callback: zenoh would run it in a thread that Python waits for when it ends.
-        self._incoming = self._zenoh.declare_subscriber(FROM_ROBOT_KEY, zenoh.handlers.RingChannel(WAITING))
-        self._outgoing = self._zenoh.declare_publisher(OPERATOR_KEY if operator else TO_ROBOT_KEY)
+        self._incoming = self._zenoh.declare_subscriber(FROM_ROBOT_KEY, zenoh.handlers.RingChannel(CLIENT_QUEUE))
+        self._outgoing: Any = self._zenoh.declare_publisher(OPERATOR_KEY if operator else TO_ROBOT_KEY)
         self._leasing: threading.Event | None = None
         atexit.register(self.close)  # a session that is still open when Python ends would hang it
         self.others: list[Message] = []
         """What came without being an answer to a question: trajectories."""
 
-    def send(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Mapping[str, Any] | None = None) -> int:
+    def send(
+        self,
+        kind: str,
+        body: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Any] | None = None,
+        *,
+        version: int | None = None,
+    ) -> int:
         """Send without waiting; returns the message's number."""
         with self._lock:
             self._number += 1
@@ -261,7 +191,7 @@ class ClientEnd:
                 now=self._robots_time(),
             )
             try:
-                self._outgoing.put(encode(message))
+                self._outgoing.put(encode(message, self.version if version is None else version))
             except zenoh.ZError as error:
                 raise LinkError(f"the link to {self.address} is closed: {error}") from None
             return self._number
@@ -286,7 +216,7 @@ class ClientEnd:
                     break
                 if message.answers in numbers and message.kind != "trajectory":
                     return message
-        raise LinkError(f"{self.address} does not answer")
+        raise NoAnswer(f"{self.address} does not answer")
 
     def acknowledge(self, number: int, *, patience_s: float = ACKNOWLEDGE_S) -> Message:
         """Acknowledge the fault of this number, which somebody has looked at. Sent once: he may change his mind."""
@@ -312,26 +242,40 @@ class ClientEnd:
             while (sample := self._incoming.try_recv()) is not None:
                 message = self._receiver.accept(sample.payload.to_bytes())
                 if message is None or message.session != self.session:
+                    self._check_version()
                     continue
                 here = since_boot()
-                known = self._ahead - DRIFT * (here - self._heard)
+                known = self._ahead - CLOCK_DRIFT * (here - self._heard)
                 self._ahead, self._heard = max(known, message.now - here), here
                 self._inbox.append(message)
 
+    def _check_version(self) -> None:
+        """Raise `VersionMismatch` when the robot has answered us in another version of the messages."""
+        error, self._receiver.other_version = self._receiver.other_version, None
+        if error is not None and error.sender.session == self.session:
+            raise VersionMismatch(describe_version(error.version, f"the robot at {self.address}", self.version))
+
     def _robots_time(self) -> float:
-        """Rather too early than too late: it was later when what the robot said of it arrived here."""
+        """A lower bound: it was later when the robot's message arrived here."""
         here = since_boot()
-        return max(here + self._ahead - DRIFT * (here - self._heard), 0.0)
+        return max(here + self._ahead - CLOCK_DRIFT * (here - self._heard), 0.0)
 
     def hello(self) -> Message:
         """Open a session with the robot's program; its answer says what it is."""
         try:
             answer = self.ask("hello", patience_s=1.0)
-        except LinkError as error:
+        except NoAnswer as error:
+            self._try_older_versions()
             raise LinkError(f"{error}{', or not to this certificate' * self.address.startswith('tls/')}") from None
         if answer.robot != self.robot:  # another computer, perhaps
             self._ahead, self._heard, self.robot = answer.now - since_boot(), since_boot(), answer.robot
         return answer
+
+    def _try_older_versions(self) -> None:
+        """A robot's program of an early version answers only its own: ask in those, to be able to name it."""
+        for version in range(1, self.version):
+            self.send("hello", version=version)
+        self.next(1.0)
 
     def keep_lease(self, every_s: float) -> None:
         """Tell the robot from now on, in a thread, that the trainer is there."""
@@ -340,8 +284,8 @@ class ClientEnd:
 
         def beat() -> None:
             while not stop.wait(every_s):
-                self._read()
                 with contextlib.suppress(LinkError):
+                    self._read()
                     self.send("status" if since_boot() - self._heard > REFRESH_S else "lease")
 
         threading.Thread(target=beat, daemon=True).start()

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 VERSION = 2
+"""Of the messages; a program answers only its own version, but says so to one of another."""
 MAGIC = b"FHL1"
 HEAD = struct.Struct("<4sII16s")
 MAX_HEADER = 1 << 16
@@ -46,6 +47,23 @@ class MessageError(ValueError):
     def __init__(self, cause: str, why: str) -> None:
         super().__init__(why)
         self.cause = cause
+
+
+class VersionError(MessageError):
+    """A sound frame of another version of the messages."""
+
+    def __init__(self, version: int, sender: Message) -> None:
+        super().__init__("unknown", f"version {version}, but must be {VERSION}")
+        self.version, self.sender = version, sender
+
+
+def describe_version(theirs: int, who: str, ours: int = VERSION) -> str:
+    """One sentence for the person who meets two versions."""
+    older = who if theirs < ours else "this program"
+    return (
+        f"{who} speaks version {theirs} of the messages, but this program speaks version {ours}: "
+        f"install the same release of firsthand on both computers ({older} is the older one)"
+    )
 
 
 @dataclass(frozen=True)
@@ -75,11 +93,11 @@ class Message:
     """Set by the robot's end, never sent: it came over the operators' key, which certificates guard."""
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, version: int = VERSION) -> bytes:
     """A message as a frame."""
     header = json.dumps(
         {
-            "version": VERSION,
+            "version": version,
             "kind": message.kind,
             "run": message.run,
             "session": message.session,
@@ -104,8 +122,8 @@ def _digest(header: bytes, payload: bytes) -> bytes:
     return digest.digest()
 
 
-def decode(data: bytes, kinds: tuple[str, ...]) -> Message:
-    """The message in a frame; `MessageError` for everything else."""
+def decode(data: bytes, kinds: tuple[str, ...], version: int = VERSION) -> Message:
+    """The message in a frame; `VersionError` for one of another version, `MessageError` for everything else."""
     if len(data) > HEAD.size + MAX_HEADER + MAX_PAYLOAD:
         raise MessageError("oversized", f"{len(data)} bytes")
     if len(data) < HEAD.size:
@@ -120,7 +138,13 @@ def decode(data: bytes, kinds: tuple[str, ...]) -> Message:
     header_bytes, payload = data[HEAD.size : HEAD.size + header_size], data[HEAD.size + header_size :]
     if _digest(header_bytes, payload) != digest:
         raise MessageError("malformed", "the checksum is wrong")
-    return _message(_header(header_bytes), _arrays(payload), kinds)
+    header = _header(header_bytes)
+    theirs = header.get("version")
+    if theirs != version:
+        if not isinstance(theirs, int) or isinstance(theirs, bool) or not 1 <= theirs < 1000:
+            raise MessageError("unknown", f"version {theirs!r}"[:200])
+        raise VersionError(theirs, _message({**header, "body": {}, "now": 0.0}, {}, kinds))
+    return _message(header, _arrays(payload), kinds)
 
 
 def _refuse(constant: str) -> float:
@@ -134,8 +158,6 @@ def _header(data: bytes) -> dict[str, Any]:
         raise MessageError("malformed", "the header is not JSON") from None
     if not isinstance(header, dict):
         raise MessageError("malformed", "the header is not a JSON object")
-    if header.get("version") != VERSION:
-        raise MessageError("unknown", f"version {header.get('version')!r}")
     return header
 
 
@@ -173,8 +195,10 @@ def _message(header: dict[str, Any], arrays: dict[str, np.ndarray], kinds: tuple
 class Receiver:
     """Decodes what arrives, and ignores and counts what is malformed, oversized, unknown, replayed or misdirected."""
 
-    def __init__(self, kinds: tuple[str, ...], identity: str = "") -> None:
-        self.kinds, self.identity = kinds, identity
+    def __init__(self, kinds: tuple[str, ...], identity: str = "", version: int = VERSION) -> None:
+        self.kinds, self.identity, self.version = kinds, identity, version
+        self.other_version: VersionError | None = None
+        """The newest frame of another version; whoever deals with it sets it back to None."""
         self.counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._retired: OrderedDict[str, None] = OrderedDict()
@@ -182,9 +206,11 @@ class Receiver:
     def accept(self, data: bytes) -> Message | None:
         """The message, or None for what is to be ignored."""
         try:
-            message = decode(data, self.kinds)
+            message = decode(data, self.kinds, self.version)
         except MessageError as error:
             self.counts[error.cause] += 1
+            if isinstance(error, VersionError):
+                self.other_version = error
             return None
         if self.identity and message.kind != "hello" and message.robot != self.identity:
             self.counts["misdirected"] += 1  # for this robot's program before it was restarted

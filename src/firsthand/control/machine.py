@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from firsthand_onboard.link import ACKNOWLEDGE_S, ClientEnd, LinkError, Security
+from firsthand_onboard.link import ACKNOWLEDGE_S, ClientEnd
 from firsthand_onboard.messages import Message
+from firsthand_onboard.network import LinkError, Security
 from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError

@@ -18,8 +18,9 @@ from jaxtyping import Float
 from firsthand_onboard import ControlSpec, SpecError
 from firsthand_onboard.homing import NEAR
 from firsthand_onboard.jobs import policy_digest
-from firsthand_onboard.link import ClientEnd, LinkError, Security, check_address, identity
+from firsthand_onboard.link import ClientEnd, identity
 from firsthand_onboard.messages import Message
+from firsthand_onboard.network import LinkError, Security, VersionMismatch, check_address
 
 from ..errors import UserError
 from ..models import Policy
@@ -74,6 +75,8 @@ class RemoteSource:
     def _ask_spec(self) -> ControlSpec:
         try:
             return self._patiently(self._hello_spec)
+        except VersionMismatch as error:
+            raise UserError(f"{error}.") from None
         except (LinkError, SpecError) as error:
             raise UserError(f"No robot is there: {error}; start it with firsthand-onboard serve.") from None
 
@@ -89,6 +92,8 @@ class RemoteSource:
         while True:
             try:
                 return attempt()
+            except VersionMismatch:
+                raise
             except LinkError:
                 if time.monotonic() > deadline:
                     raise
@@ -342,6 +347,9 @@ class RemoteRobot(OnboardRobot):
         try:
             about = client.hello().body
             theirs, ours = ControlSpec.from_json(str(about["spec"])), self.task.spec
+        except VersionMismatch as error:
+            client.close()
+            raise UserError(f"{error}.") from None
         except (LinkError, SpecError):
             client.close()
             raise

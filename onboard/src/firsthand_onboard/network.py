@@ -1,0 +1,133 @@
+"""How a link is opened: addresses, certificates, and who may do what. Loopback, or TLS with certificates."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zenoh
+
+from .messages import HEAD, MAX_HEADER, MAX_PAYLOAD
+from .spec import SpecError
+
+TO_ROBOT_KEY, FROM_ROBOT_KEY = "firsthand/1/to_robot", "firsthand/1/from_robot"
+OPERATOR_KEY = "firsthand/1/operator"
+"""What comes over this key is an operator's; where there are certificates, only those named `operator` get in."""
+
+
+class LinkError(Exception):
+    """The other side cannot be reached, does not answer, or cannot be understood."""
+
+
+class NoAnswer(LinkError):
+    """The other side does not answer."""
+
+
+class VersionMismatch(LinkError):
+    """The other side speaks another version of the messages; trying again does not help."""
+
+
+@dataclass(frozen=True)
+class Security:
+    """Certificates for a link that leaves this computer; see scripts/make_certificates.sh."""
+
+    authority: Path
+    """Certificate of the authority that both sides trust."""
+    certificate: Path
+    """This side's certificate."""
+    key: Path
+    """Its private key."""
+
+    def __post_init__(self) -> None:
+        for name in ("authority", "certificate", "key"):
+            if not getattr(self, name).is_file():
+                raise SpecError(f"the {name} file {getattr(self, name)} does not exist")
+
+    @staticmethod
+    def in_folder(folder: str | Path, name: str) -> Security:
+        """The files that scripts/make_certificates.sh makes for `name` (robot, trainer or operator)."""
+        folder = Path(folder)
+        return Security(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
+
+
+def check_address(address: str, security: Security | None) -> None:
+    """Raise `SpecError` unless the address is loopback, or tls with certificates."""
+    protocol, _, place = address.partition("/")
+    host, _, port = place.rpartition(":")
+    if protocol not in ("tcp", "tls") or not host or not port.isdigit():
+        raise SpecError(f"the address is {address!r}, but must be given as tcp/host:port or tls/host:port")
+    if protocol == "tls":
+        if security is None:
+            raise SpecError(f"the address {address} needs certificates: give --certificates FOLDER")
+        return
+    try:
+        local = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if not local:
+        raise SpecError(
+            f"the address {address} leaves this computer without encryption; use tls/{place} and --certificates FOLDER"
+        )
+
+
+def access_rules() -> dict[str, Any]:
+    """Who may do what on the robot's end, by the common name of the certificate; everything else is dropped."""
+
+    def rule(name: str, message: str, flow: str, key: str) -> dict[str, Any]:
+        return {"id": name, "messages": [message], "flows": [flow], "permission": "allow", "key_exprs": [key]}
+
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": [
+            rule("train", "put", "ingress", TO_ROBOT_KEY),
+            rule("operate", "put", "ingress", OPERATOR_KEY),
+            rule("listen", "declare_subscriber", "ingress", FROM_ROBOT_KEY),
+            rule("answer", "put", "egress", FROM_ROBOT_KEY),
+            rule("announce", "declare_subscriber", "egress", "firsthand/1/*"),
+        ],
+        "subjects": [{"id": name, "cert_common_names": [name]} for name in ("trainer", "operator")],
+        "policies": [
+            {"rules": ["train", "listen", "answer", "announce"], "subjects": ["trainer"]},
+            {"rules": ["operate", "listen", "answer", "announce"], "subjects": ["operator"]},
+        ],
+    }
+
+
+def open_session(mode: str, address: str, security: Security | None) -> zenoh.Session:
+    """Join the network as the robot (`peer`) or as a trainer or operator (`client`)."""
+    check_address(address, security)
+    config = zenoh.Config()
+    settings: dict[str, Any] = {
+        "mode": mode,
+        ("listen" if mode == "peer" else "connect") + "/endpoints": [address],
+        "scouting/multicast/enabled": False,
+        "scouting/gossip/enabled": False,
+        "transport/link/rx/max_message_size": HEAD.size + MAX_HEADER + MAX_PAYLOAD + 4096,
+        # With it, each session that sends something long takes 16 MB of locked memory, and a killed one leaves them.
+        "transport/shared_memory/enabled": False,
+    }
+    if mode == "client":
+        settings["listen/endpoints"] = []
+    if security is not None:
+        ours = {"listen_private_key": security.key, "listen_certificate": security.certificate}
+        if mode == "client":
+            ours = {"connect_private_key": security.key, "connect_certificate": security.certificate}
+        settings["transport/link/tls"] = {
+            "root_ca_certificate": str(security.authority),
+            "enable_mtls": True,
+            **{name: str(path) for name, path in ours.items()},
+        }
+        if mode == "peer":
+            settings["access_control"] = access_rules()
+    for name, value in settings.items():
+        config.insert_json5(name, json.dumps(value))
+    try:
+        return zenoh.open(config)
+    except zenoh.ZError as error:
+        if mode == "client":
+            raise LinkError(f"nobody answers at {address}") from None
+        raise LinkError(f"cannot listen at {address}: {str(error).split(' at /')[0]}") from None

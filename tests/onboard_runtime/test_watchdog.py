@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from firsthand_onboard import watchdog
-from firsthand_onboard.machine import MachineError
-from firsthand_onboard.watchdog import WatchedMachine
+from firsthand_onboard import watched
+from firsthand_onboard.machine import MachineError, load_machine
+from firsthand_onboard.watched import WatchedMachine
 
 DRIVER = """
 import sys, time
@@ -121,22 +121,22 @@ def test_neutral_does_not_wait_for_a_watchdog_that_cannot_be_ended(driven: Drive
 
 def test_a_machine_that_cannot_be_reached_any_more_is_tried_again_but_not_all_the_time(driven: Driven, tmp_path):
     machine = driven()
-    tries, load = [], watchdog.load_machine
+    tries = []
 
     def fails(*arguments):
         tries.append(arguments)
         raise OSError("no such port")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "load_machine", fails)
-        patch.setattr(watchdog, "RETRY_S", 1000.0)
+        patch.setattr(watched, "load_machine", fails)
+        patch.setattr(watched, "RETRY_S", 1000.0)
         machine.process.kill()
         machine.process.wait(30)
         for _ in range(20):
             machine.neutral()
         assert len(tries) == 1
         machine._try_at = 0.0
-        patch.setattr(watchdog, "load_machine", load)
+        patch.setattr(watched, "load_machine", load_machine)
         before = len(did(tmp_path))
         for _ in range(3):
             machine.neutral()
@@ -192,6 +192,6 @@ def test_a_watchdog_without_its_priority_is_told(driven: Driven, monkeypatch, ca
         raise PermissionError("not permitted")
 
     machine = driven()
-    monkeypatch.setattr(watchdog.os, "sched_setscheduler", refused)
+    monkeypatch.setattr("os.sched_setscheduler", refused)
     machine.prefer(51)
     assert "51 is not permitted for the watchdog" in caplog.text

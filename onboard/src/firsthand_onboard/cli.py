@@ -25,7 +25,8 @@ from .runtime import Runtime, RuntimeSettings
 from .simulation import PlantServer
 from .spec import ControlSpec, SpecError
 from .timing import request_real_time
-from .watchdog import WatchedMachine, key_value
+from .watchdog import key_value
+from .watched import WatchedMachine
 
 WRONG_INPUT = 2
 ONE_THREAD = "OPENBLAS_NUM_THREADS"

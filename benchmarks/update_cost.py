@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from firsthand.agent import Buffer, Hyperparameters, LearnerState, append, update_model, update_policy
+from firsthand.agent import Buffer, LearnerState, Settings, append, update_model, update_policy
 from firsthand.optim.rollout import Rollout
 from firsthand.tasks import Task, excavator_task
 from firsthand.training.data import imagined_starts
@@ -38,7 +38,7 @@ def synthetic_episode(task: Task, rng: np.random.Generator) -> Rollout:
     return Rollout(states, commands, previews, jnp.ones(commands.shape, bool), jnp.ones((count, steps), bool))
 
 
-def prepare(task: Task, hyper: Hyperparameters, *, refined: bool = False):
+def prepare(task: Task, settings: Settings, *, refined: bool = False):
     """A function that does one episode's update and waits for it, returning the seconds for model and policy."""
     rng = np.random.default_rng(0)
     rollout = synthetic_episode(task, rng)
@@ -51,18 +51,18 @@ def prepare(task: Task, hyper: Hyperparameters, *, refined: bool = False):
     )
     for _ in range(min(EPISODES_IN_BUFFER, 10)):
         buffer = append(buffer, rollout)
-    state = LearnerState.random(spec, hyper, seed=0)
+    state = LearnerState.random(spec, settings, seed=0)
     if refined:
-        state = eqx.tree_at(lambda s: s.radius, state, jnp.asarray(hyper.radius_most, jnp.float32))
+        state = eqx.tree_at(lambda s: s.radius, state, jnp.asarray(settings.trust_region.max_radius, jnp.float32))
     record = dataclasses.make_dataclass("Starts", ["starts"])(np.asarray(rollout.states[:, 0]))
-    imagined = imagined_starts(task, record, hyper.imagined_in_all, rng)  # pyright: ignore[reportArgumentType]
+    imagined = imagined_starts(task, record, settings.imagined_trajectories, rng)  # pyright: ignore[reportArgumentType]
 
     def update() -> tuple[float, float]:
         began = time.perf_counter()
-        after, model = update_model(state, buffer, rollout, hyper)
+        after, model = update_model(state, buffer, rollout, settings)
         jax.block_until_ready(after)
         between = time.perf_counter()
-        jax.block_until_ready(update_policy(after, task.cost, rollout, imagined, model, hyper))
+        jax.block_until_ready(update_policy(after, task.cost, rollout, imagined, model, settings))
         return between - began, time.perf_counter() - between
 
     update()
@@ -101,23 +101,29 @@ def main() -> None:
     table = Table(title="Growth, policy update of the paper preset (and the model's, at equal work per transition)")
     for heading in ("case", "policy", "model"):
         table.add_column(heading, justify="right")
-    hyper = dataclasses.replace(
-        paper, model_batch=128, model_batch_most=128, model_steps=50, cg_iterations=20, cg_tolerance=1e-9
+    settings = paper.with_changes(
+        {
+            "model.batch": 128,
+            "model.max_batch": 128,
+            "model.steps": 50,
+            "policy_step.cg_iterations": 20,
+            "policy_step.cg_tolerance": 1e-9,
+        }
     )
     short, long = excavator_task(steps=125), excavator_task(steps=1250)
-    wide = dataclasses.replace(hyper, model_batch=1280, model_batch_most=1280)
-    result = medians({"H": prepare(short, hyper), "10 H": prepare(long, wide)}, repeats)
+    wide = settings.with_changes({"model.batch": 1280, "model.max_batch": 1280})
+    result = medians({"H": prepare(short, settings), "10 H": prepare(long, wide)}, repeats)
     table.add_row("10 × horizon", *(f"{result['10 H'][i] / result['H'][i]:.1f} ×" for i in (1, 0)))
     small, large = (96, 96), (396, 396)
     sizes = {}
     for name, hidden in (("n", small), ("10 n", large)):
         case = excavator_task(hidden=hidden)
-        sizes[name] = prepare(case, dataclasses.replace(hyper, model_hidden=hidden))
+        sizes[name] = prepare(case, settings.with_changes({"model.hidden": hidden}))
     counts = [
         sum(
             np.prod(w.shape) + b.size
             for w, b in LearnerState.random(
-                excavator_task(hidden=h).spec, dataclasses.replace(hyper, model_hidden=h), seed=0
+                excavator_task(hidden=h).spec, settings.with_changes({"model.hidden": h}), seed=0
             ).policy.layers
         )
         for h in (small, large)

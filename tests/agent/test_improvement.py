@@ -1,6 +1,5 @@
 """Improving the policy: one step by hand, the anchor of several, and probe plants whose best controller is known."""
 
-import dataclasses
 import itertools
 
 import equinox as eqx
@@ -11,9 +10,9 @@ import pytest
 
 from firsthand.agent.buffer import Buffer, append
 from firsthand.agent.ground import Imagined
-from firsthand.agent.hyperparameters import Hyperparameters
 from firsthand.agent.improvement import improve_policy
 from firsthand.agent.model_learning import initial_optimizer, learn_model
+from firsthand.agent.settings import Settings
 from firsthand.models import Dynamics, Policy
 from firsthand.optim.gradient import closed_loop_gradient, mean_cost
 from firsthand.optim.preconditioner import preconditioned_step
@@ -119,8 +118,10 @@ def best_cost(system, starts, references) -> float:
 
 
 ALPHA = 0.36  # the probes' outputs move far with a command of the whole range, so its change weighs much
-HYPER = Hyperparameters(discount=1.0, policy_steps=40, alpha=ALPHA)
-MODEL_HYPER = Hyperparameters(model_steps=200, model_rate=5e-3, model_batch=32, model_hidden=(16,))
+HYPER = Settings().with_changes({"policy_step.discount": 1.0, "policy_step.steps": 40, "policy_step.alpha": ALPHA})
+MODEL_HYPER = Settings().with_changes(
+    {"model.steps": 200, "model.rate": 5e-3, "model.batch": 32, "model.hidden": (16,)}
+)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +151,12 @@ def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_
     """From random weights, 1000 times above the optimum of the episode's own starts and references."""
     task, plant = scalar_task, ScalarPlant()
     spec, system = task.spec, augmented_system(plant, 1)
-    hyper = Hyperparameters(discount=1.0, policy_steps=policy_steps, alpha=ALPHA)
+    settings = Settings().with_changes(
+        {"policy_step.discount": 1.0, "policy_step.steps": policy_steps, "policy_step.alpha": ALPHA}
+    )
     robot = SimulatedRobot(plant, task, seed=0)
     policy = random_policy(spec, key=jax.random.key(0), last_gain=0.3)
-    dynamics = random_dynamics(spec, MODEL_HYPER.model_hidden, key=jax.random.key(1))
+    dynamics = random_dynamics(spec, MODEL_HYPER.model.hidden, key=jax.random.key(1))
     optimizer = initial_optimizer(dynamics, MODEL_HYPER)
     buffer = Buffer.empty(4096, spec.layout.size, 1, 1)
     rng = np.random.default_rng(0)
@@ -163,7 +166,7 @@ def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_
         rollout = as_rollout(spec, record)
         buffer = append(buffer, rollout)
         dynamics, optimizer, model = learn_model(dynamics, optimizer, buffer, MODEL_HYPER, key=jax.random.key(episode))
-        policy, report = improve_policy(policy, dynamics, task.cost, rollout, None, 0.5, hyper)
+        policy, report = improve_policy(policy, dynamics, task.cost, rollout, None, 0.5, settings)
         assert model.accepted
         assert report.step.accepted
         ratios.append(float(report.cost) / best_cost(system, record.starts, record.references))
@@ -203,8 +206,17 @@ def leaves(policy):
 
 
 HALF_RANGE = np.array([1.0, 1.5])  # of the toy's commands
-ONCE = Hyperparameters(policy_steps=1, discount=0.9, eta=0.3, alpha=0.02, epsilon=0.1, cg_tolerance=1e-4)
-SEVERAL = Hyperparameters(policy_steps=5, discount=1.0)
+ONCE = Settings().with_changes(
+    {
+        "policy_step.steps": 1,
+        "policy_step.discount": 0.9,
+        "policy_step.eta": 0.3,
+        "policy_step.alpha": 0.02,
+        "policy_step.epsilon": 0.1,
+        "policy_step.cg_tolerance": 1e-4,
+    }
+)
+SEVERAL = Settings().with_changes({"policy_step.steps": 5, "policy_step.discount": 1.0})
 
 
 def test_one_step_is_the_gradient_and_the_step(float64, toy):
@@ -297,16 +309,18 @@ def test_several_steps_keep_their_word(float64, toy, radius):
 
 def test_steps_grow_while_they_are_kept_and_no_further_than_predictions_have_come_true(float64, toy):
     policy, model, cost, rollout = toy
-    growing = dataclasses.replace(SEVERAL, pace_growth=1.5, radius=0.1, eta=1e-3)
-    constant = dataclasses.replace(growing, pace_growth=1.0)
+    growing = SEVERAL.with_changes(
+        {"policy_step.pace_growth": 1.5, "trust_region.radius": 0.1, "policy_step.eta": 1e-3}
+    )
+    constant = growing.with_changes({"policy_step.pace_growth": 1.0})
     lengths = {}
-    for name, hyper, radius in (("constant", constant, 0.4), ("wide", growing, 0.4), ("narrow", growing, 0.1)):
-        _, report = improve_policy(policy, model, cost, rollout, None, radius, hyper)
+    for name, settings, radius in (("constant", constant, 0.4), ("wide", growing, 0.4), ("narrow", growing, 0.1)):
+        _, report = improve_policy(policy, model, cost, rollout, None, radius, settings)
         assert report.step.accepted
-        assert int(report.steps_taken) == SEVERAL.policy_steps
+        assert int(report.steps_taken) == SEVERAL.policy_step.steps
         lengths[name] = float(report.step.step_norm)
     assert lengths["narrow"] == pytest.approx(lengths["constant"], rel=1e-12), "a first radius allows no growth"
-    factor = min(1.5 ** (SEVERAL.policy_steps - 1), 4.0)
+    factor = min(1.5 ** (SEVERAL.policy_step.steps - 1), 4.0)
     assert lengths["wide"] == pytest.approx(factor * lengths["constant"], rel=0.1)
 
 
@@ -347,11 +361,11 @@ def test_imagined_trajectories_count_like_measured_ones(float64, toy):
     np.testing.assert_allclose(report.cost, cost_of(cost, rollout), rtol=1e-12)
 
 
-@pytest.mark.parametrize("hyper", [ONCE, SEVERAL], ids=["one step", "several"])
-def test_a_model_that_is_not_finite_changes_nothing(float64, toy, hyper):
+@pytest.mark.parametrize("settings", [ONCE, SEVERAL], ids=["one step", "several"])
+def test_a_model_that_is_not_finite_changes_nothing(float64, toy, settings):
     policy, model, cost, rollout = toy
     broken = eqx.tree_at(lambda d: d.layers[0][1], model, jnp.asarray(np.full(5, np.nan)))
-    new, report = improve_policy(policy, broken, cost, rollout, None, 10.0, hyper)
+    new, report = improve_policy(policy, broken, cost, rollout, None, 10.0, settings)
     assert not report.step.accepted
     np.testing.assert_array_equal(leaves(new), leaves(policy))
 

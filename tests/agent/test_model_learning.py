@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from firsthand.agent.buffer import Buffer
-from firsthand.agent.hyperparameters import Hyperparameters
 from firsthand.agent.model_learning import (
     initial_optimizer,
     learn_model,
@@ -15,18 +14,21 @@ from firsthand.agent.model_learning import (
     prediction_error,
     rescale,
 )
+from firsthand.agent.settings import Settings
 from firsthand.errors import UserError
 from firsthand.models import Dynamics, predicted_entries
 from firsthand.optim.rollout import Rollout
 
 PERIOD = 0.1
-HYPER = Hyperparameters(
-    model_steps=2000,
-    model_rate=5e-3,
-    model_batch=64,
-    model_batch_share=0.1,
-    model_batch_most=256,
-    model_hidden=(16,),
+HYPER = Settings().with_changes(
+    {
+        "model.steps": 2000,
+        "model.rate": 5e-3,
+        "model.batch": 64,
+        "model.batch_share": 0.1,
+        "model.max_batch": 256,
+        "model.hidden": (16,),
+    }
 )
 
 
@@ -64,7 +66,7 @@ def make_buffer(states, commands, following, count: int) -> Buffer:
 
 @pytest.fixture(scope="module")
 def model(spec):
-    return Dynamics.random(spec, HYPER.model_hidden, key=jax.random.key(0))
+    return Dynamics.random(spec, HYPER.model.hidden, key=jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +147,17 @@ def test_the_batch_grows_with_the_buffer_without_recompiling(spec, model, compil
 
     How many transitions were averaged is read off the scatter of the loss over keys, which falls with their number.
     """
-    hyper = Hyperparameters(
-        model_steps=1, model_batch=64, model_batch_share=0.1, model_batch_most=256, model_hidden=(16,)
+    settings = Settings().with_changes(
+        {"model.steps": 1, "model.batch": 64, "model.batch_share": 0.1, "model.max_batch": 256, "model.hidden": (16,)}
     )
-    optimizer = initial_optimizer(model, hyper)
+    optimizer = initial_optimizer(model, settings)
     keys = [jax.random.key(seed) for seed in range(150)]
     buffers = {count: linear_buffer(spec, count, capacity=8192) for count in (1000, 4000, 8000)}
 
     def scatter(buffer):
-        return np.var([float(learn_model(model, optimizer, buffer, hyper, key=k)[2].loss) for k in keys])
+        return np.var([float(learn_model(model, optimizer, buffer, settings, key=k)[2].loss) for k in keys])
 
-    learn_model(model, optimizer, buffers[1000], hyper, key=keys[0])
+    learn_model(model, optimizer, buffers[1000], settings, key=keys[0])
     with compilations() as compiled:
         one, four, most = (scatter(buffers[count]) for count in (1000, 4000, 8000))
     assert compiled.count == 0
@@ -233,9 +235,9 @@ def test_the_model_integrates_velocities_by_the_trapezoidal_rule(spec, model):
 
 
 def test_no_steps_leave_the_function_alone(spec, model):
-    hyper = Hyperparameters(model_steps=0)
+    settings = Settings().with_changes({"model.steps": 0})
     buffer = linear_buffer(spec, 300)
-    after, _, report = learn_model(model, initial_optimizer(model, hyper), buffer, hyper, key=jax.random.key(0))
+    after, _, report = learn_model(model, initial_optimizer(model, settings), buffer, settings, key=jax.random.key(0))
     assert report.accepted
     np.testing.assert_allclose(
         predict(after, buffer.states, buffer.commands), predict(model, buffer.states, buffer.commands), atol=1e-6
@@ -273,4 +275,4 @@ def test_no_steps_leave_the_function_alone(spec, model):
 )
 def test_a_wrong_setting_is_named(name, value):
     with pytest.raises(UserError, match=rf"^{name} is "):
-        Hyperparameters(**{name: value})
+        Settings(**{name: value})

@@ -26,7 +26,6 @@ from agent.test_improvement import (
     true_model,
 )
 from firsthand.agent.ground import Imagined, ground_of
-from firsthand.agent.hyperparameters import Hyperparameters
 from firsthand.agent.model_learning import ModelReport
 from firsthand.agent.refinement import (
     Refinement,
@@ -37,6 +36,7 @@ from firsthand.agent.refinement import (
     refine_on_model,
     trajectory_weights,
 )
+from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
 from firsthand.agent.update import update_policy
 from firsthand.optim.gradient import closed_loop_gradient, mean_cost
@@ -48,15 +48,22 @@ from firsthand.robots.base import preview_indices
 __all__ = ["delayed_task", "scalar_task", "toy"]
 
 HALF_RANGE = np.array([1.0, 1.5])  # of the toy's commands
-EXACT = Hyperparameters(
-    alpha=0.02, epsilon=0.1, imagined=1, refinement_steps=1, refinement_iterations=400, cg_tolerance=1e-12
+EXACT = Settings().with_changes(
+    {
+        "policy_step.alpha": 0.02,
+        "policy_step.epsilon": 0.1,
+        "imagination.trajectories": 1,
+        "refinement.steps": 1,
+        "refinement.iterations": 400,
+        "policy_step.cg_tolerance": 1e-12,
+    }
 )
 
 
 @eqx.filter_jit
-def one_step(policy, model, cost, rollout, begin, damping, hyper):
-    at = linearised(policy, model, cost, ground_of(model, rollout, None), hyper.outlier)
-    return (*gauss_newton_step(policy, at, begin, damping, hyper), at.value, at.slope)
+def one_step(policy, model, cost, rollout, begin, damping, settings):
+    at = linearised(policy, model, cost, ground_of(model, rollout, None), settings.policy_step.outlier)
+    return (*gauss_newton_step(policy, at, begin, damping, settings), at.value, at.slope)
 
 
 def flat_of(policy):
@@ -98,9 +105,9 @@ def test_the_converged_step_is_the_dense_one(float64, toy, warm):
     """(RᵀR + λ(εI + αJJᵀ)) Δφ = −Rᵀr, with gaps, gates and a trajectory that weighs less."""
     policy, model, cost, rollout = toy
     rollout = troubled(rollout)
-    flat, damping, hyper = flat_of(policy), 0.3, dataclasses.replace(EXACT, outlier=1.5)
+    flat, damping, settings = flat_of(policy), 0.3, EXACT.with_changes({"policy_step.outlier": 1.5})
     begin = jnp.asarray(np.random.default_rng(0).normal(size=flat.size)) if warm else jnp.zeros_like(flat)
-    new, w, report, value, slope = one_step(policy, model, cost, rollout, begin, jnp.asarray(damping), hyper)
+    new, w, report, value, slope = one_step(policy, model, cost, rollout, begin, jnp.asarray(damping), settings)
     each, _ = batch_residuals(policy, model, cost, ground_of(model, rollout, None))
     weights = np.asarray(trajectory_weights(each, rollout.valid, 1.5))
     assert weights[0, 0, 0] < 0.7 * weights[1, 0, 0]
@@ -124,7 +131,7 @@ def test_with_equal_weights_it_is_the_mean_cost_and_its_gradient(float64, toy):
 
     @eqx.filter_jit
     def both():
-        at = linearised(policy, model, cost, on, 0.0)
+        at = linearised(policy, model, cost, on, None)
         return (
             at.value,
             at.slope,
@@ -148,9 +155,9 @@ def test_the_bounds_hold_wherever_a_short_solve_begins(toy, seed, size, damping)
     policy, model, cost, rollout = (
         jax.tree.map(lambda a: a.astype(jnp.float32) if eqx.is_inexact_array(a) else a, part) for part in toy
     )
-    hyper = dataclasses.replace(EXACT, refinement_iterations=2)
+    settings = EXACT.with_changes({"refinement.iterations": 2})
     begin = jnp.asarray(size * np.random.default_rng(seed).normal(size=flat_of(policy).size), jnp.float32)
-    _, w, report, value, _ = one_step(policy, model, cost, rollout, begin, jnp.asarray(damping, jnp.float32), hyper)
+    _, w, report, value, _ = one_step(policy, model, cost, rollout, begin, jnp.asarray(damping, jnp.float32), settings)
     assert report.accepted
     slack = 1.001
     assert float(jnp.linalg.norm(w)) <= slack * np.sqrt(float(value) / (damping * 0.1))
@@ -174,7 +181,7 @@ def test_weights_by_hand(float64):
     weights = np.asarray(trajectory_weights(each, valid, 3.0)).ravel()
     share = np.array([1.0, 1.0, 0.2, 0.0])
     np.testing.assert_allclose(weights, np.sqrt(share / (1 + 2 + 0.4)), rtol=1e-12)
-    equal = np.asarray(trajectory_weights(each, valid, 0.0)).ravel()
+    equal = np.asarray(trajectory_weights(each, valid, None)).ravel()
     np.testing.assert_allclose(equal, np.sqrt(np.array([1.0, 1.0, 1.0, 0.0]) / 5), rtol=1e-12)
 
 
@@ -191,7 +198,9 @@ def test_what_is_a_surprise(scalar_task, failed, factor, least, most):
     still = jnp.zeros((10, steps, 1))
     rollout = Rollout(states, still, jnp.zeros((10, steps, points, 1)), still == 0, jnp.ones((10, steps), bool))
     cost = scalar_task.cost
-    found = float(felt_cost(cost, rollout, 3.0)) * cost.length_scale**2
+    found = (
+        float(felt_cost(cost, rollout, Settings().with_changes({"policy_step.outlier": 3.0}))) * cost.length_scale**2
+    )
     assert least * (1 - 1e-5) <= found <= most * (1 + 1e-5)
 
 
@@ -200,14 +209,22 @@ def test_with_a_true_model_the_policy_comes_to_the_known_optimum(delayed_task):
     task, plant = delayed_task, DelayedDoubleIntegrator(gain=2.0, delay=2)
     system = augmented_system(plant, task.spec.layout.command_memory)
     model = true_model(system, task.spec)
-    hyper = Hyperparameters(alpha=ALPHA, imagined=1, refinement_steps=10, refinement_batch=1, refinement_damping=1e-4)
+    settings = Settings().with_changes(
+        {
+            "policy_step.alpha": ALPHA,
+            "imagination.trajectories": 1,
+            "refinement.steps": 10,
+            "refinement.batch": 1,
+            "refinement.damping": 1e-4,
+        }
+    )
     policy = random_policy(task.spec, key=jax.random.key(0))
     rollout, starts, references = measured_rollout(policy, model, task)
     optimum = best_cost(system, starts, references)
     # The imagined ones repeat the first measured trajectory, whose optimum is known, too.
     again = Imagined(jnp.tile(rollout.states[:1, 0], (10, 1)), jnp.tile(rollout.previews[:1], (10, 1, 1, 1)))
     known = (8 * optimum + best_cost(system, starts[:1], references[:1])) / 9
-    new, state, report = refine(policy, model, task.cost, rollout, again, 10.0, hyper)
+    new, state, report = refine(policy, model, task.cost, rollout, again, 10.0, settings)
     assert report.step.accepted
     assert bool(state.active)
     assert int(report.steps_taken) >= 5
@@ -217,12 +234,14 @@ def test_with_a_true_model_the_policy_comes_to_the_known_optimum(delayed_task):
 
 
 @eqx.filter_jit
-def refine(policy, model, cost, rollout, imagined, radius, hyper, refinement=None):
-    refinement = Refinement.none(policy, hyper) if refinement is None else refinement
-    return refine_on_model(policy, model, cost, rollout, imagined, jnp.asarray(radius), refinement, hyper)
+def refine(policy, model, cost, rollout, imagined, radius, settings, refinement=None):
+    refinement = Refinement.none(policy, settings) if refinement is None else refinement
+    return refine_on_model(policy, model, cost, rollout, imagined, jnp.asarray(radius), refinement, settings)
 
 
-TWO = Hyperparameters(alpha=ALPHA, imagined=1, refinement_steps=2, refinement_batch=3)
+TWO = Settings().with_changes(
+    {"policy_step.alpha": ALPHA, "imagination.trajectories": 1, "refinement.steps": 2, "refinement.batch": 3}
+)
 
 
 @pytest.fixture(scope="module")
@@ -258,15 +277,15 @@ def test_steps_outside_the_radius_are_not_kept_and_damped(scalar):
     assert report.step.accepted  # nothing was wrong: there was only no room
     np.testing.assert_array_equal(leaves(new), leaves(policy))
     np.testing.assert_array_equal(state.direction, 0.0)
-    assert float(state.damping) == pytest.approx(16 * TWO.refinement_damping)
+    assert float(state.damping) == pytest.approx(16 * TWO.refinement.damping)
 
 
 def test_damping_falls_to_its_least(scalar):
     policy, model, cost, rollout, imagined = scalar
-    before = Refinement(jnp.zeros_like(flat_of(policy)), jnp.asarray(3 * TWO.refinement_damping), jnp.asarray(True))
+    before = Refinement(jnp.zeros_like(flat_of(policy)), jnp.asarray(3 * TWO.refinement.damping), jnp.asarray(True))
     _, state, report = refine(policy, model, cost, rollout, imagined, 10.0, TWO, before)
     assert int(report.steps_taken) == 2
-    assert float(state.damping) == pytest.approx(TWO.refinement_damping)
+    assert float(state.damping) == pytest.approx(TWO.refinement.damping)
     assert float(jnp.linalg.norm(state.direction)) > 0
 
 
@@ -284,22 +303,22 @@ SOUND = ModelReport(jnp.asarray(0.0), jnp.asarray(True))
 def test_refinement_begins_when_the_trust_region_is_as_wide_as_it_gets(scalar, scalar_task):
     """Before, everything is as without it, to the last bit."""
     policy, model, cost, rollout, imagined = scalar
-    never = dataclasses.replace(TWO, refinement_steps=0)
+    never = TWO.with_changes({"refinement.steps": 0})
     narrow = learner_at(scalar_task, policy, model, 0.3)
-    few = jax.tree.map(lambda a: a[: TWO.imagined], imagined)
+    few = jax.tree.map(lambda a: a[: TWO.imagination.trajectories], imagined)
     with_it, _ = update_policy(narrow, cost, rollout, imagined, SOUND, TWO)
     without, _ = update_policy(narrow, cost, rollout, few, SOUND, never)
     np.testing.assert_array_equal(leaves(with_it.policy), leaves(without.policy))
     assert not bool(with_it.refinement.active)
 
-    unknown = learner_at(scalar_task, policy, model, TWO.radius_most, expected=jnp.nan)
+    unknown = learner_at(scalar_task, policy, model, TWO.trust_region.max_radius, expected=jnp.nan)
     asked, _ = update_policy(unknown, cost, rollout, imagined, SOUND, TWO)
     assert not bool(asked.refinement.active)  # nothing was predicted for this policy
 
-    wide = learner_at(scalar_task, policy, model, TWO.radius_most)
+    wide = learner_at(scalar_task, policy, model, TWO.trust_region.max_radius)
     refined, report = update_policy(wide, cost, rollout, imagined, SOUND, TWO)
     assert bool(refined.refinement.active)
-    expected, _, _ = refine(policy, model, cost.steepened(TWO.refinement_limit_power), rollout, imagined, 0.5, TWO)
+    expected, _, _ = refine(policy, model, cost.steepened(TWO.refinement.limit_power), rollout, imagined, 0.5, TWO)
     np.testing.assert_allclose(leaves(refined.policy), leaves(expected), rtol=1e-5, atol=1e-6)
     assert float(report.cost) == pytest.approx(float(cost_of(cost, rollout)), rel=1e-6)
     assert float(refined.expected_cost) == pytest.approx(float(report.predicted_cost))
@@ -313,12 +332,12 @@ def test_a_second_surprise_in_a_row_ends_refinement(scalar, scalar_task, surpris
     The cost that counts is the one with steep limits, which is less.
     """
     policy, model, cost, rollout, imagined = scalar
-    fine = cost.steepened(TWO.refinement_limit_power)
+    fine = cost.steepened(TWO.refinement.limit_power)
     surprised = learner_at(
         scalar_task,
         policy,
         model,
-        TWO.radius_most / 2 ** (surprises - 1),
+        TWO.trust_region.max_radius / 2 ** (surprises - 1),
         expected=float(cost_of(fine, rollout)) / 4,
     )
     surprised = eqx.tree_at(
@@ -327,7 +346,7 @@ def test_a_second_surprise_in_a_row_ends_refinement(scalar, scalar_task, surpris
         (jnp.asarray(True), jnp.ones_like(surprised.refinement.direction)),
     )
     after, report = update_policy(surprised, cost, rollout, imagined, SOUND, TWO)
-    assert float(after.radius) == pytest.approx(TWO.radius_most / 2**surprises)
+    assert float(after.radius) == pytest.approx(TWO.trust_region.max_radius / 2**surprises)
     assert float(report.surprise) == pytest.approx(4.0, rel=1e-4)
     assert bool(after.refinement.active) == (surprises == 1)
     if surprises == 2:
@@ -338,7 +357,7 @@ def test_a_second_surprise_in_a_row_ends_refinement(scalar, scalar_task, surpris
 def test_a_refused_update_leaves_the_policy_and_forgets_the_direction(scalar, scalar_task, what):
     """Refused by the model's own report, or because one imagined trajectory is not finite."""
     policy, model, cost, rollout, imagined = scalar
-    wide = learner_at(scalar_task, policy, model, TWO.radius_most)
+    wide = learner_at(scalar_task, policy, model, TWO.trust_region.max_radius)
     wide = eqx.tree_at(lambda s: s.refinement.direction, wide, jnp.ones_like(wide.refinement.direction))
     report = SOUND
     if what == "model":
@@ -353,8 +372,8 @@ def test_a_refused_update_leaves_the_policy_and_forgets_the_direction(scalar, sc
 
 
 def test_where_nothing_is_imagined_nothing_is_refined():
-    assert not dataclasses.replace(TWO, imagined=0).refines
-    assert dataclasses.replace(TWO, imagined=0).imagined_in_all == 0
-    assert TWO.imagined_in_all == 6
-    assert dataclasses.replace(TWO, imagined=9).imagined_in_all == 9
-    assert dataclasses.replace(TWO, refinement_steps=0).imagined_in_all == 1
+    assert not TWO.with_changes({"imagination.trajectories": 0}).refines
+    assert TWO.with_changes({"imagination.trajectories": 0}).imagined_trajectories == 0
+    assert TWO.imagined_trajectories == 6
+    assert TWO.with_changes({"imagination.trajectories": 9}).imagined_trajectories == 9
+    assert TWO.with_changes({"refinement.steps": 0}).imagined_trajectories == 1

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.agent.hyperparameters import Hyperparameters
 from firsthand.agent.model_learning import ModelReport
+from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
 from firsthand.agent.update import adapted_radius, update_policy
 from firsthand.optim.rollout import Rollout
 from firsthand.tasks.cost import TrackingCost
 from firsthand_onboard import PolicyShape
 
-HYPER = Hyperparameters(radius=0.1, radius_most=0.4, model_hidden=(2,))
+HYPER = Settings().with_changes({"trust_region.radius": 0.1, "trust_region.max_radius": 0.4, "model.hidden": (2,)})
 
 
 @pytest.fixture(scope="module")

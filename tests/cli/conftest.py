@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 
 SETTINGS = {
-    "fast": ("--model-steps", "20", "--policy-steps", "2", "--imagined", "2", "--refinement-steps", "0"),
-    "paper": ("--preset", "paper", "--model-steps", "20"),
+    "fast": (
+        "--model.steps",
+        "20",
+        "--policy-step.steps",
+        "2",
+        "--imagination.trajectories",
+        "2",
+        "--refinement.steps",
+        "0",
+    ),
+    "paper": ("--preset", "paper", "--model.steps", "20"),
 }
 """Small runs of both presets."""
 EPISODES = 6

@@ -23,7 +23,7 @@ except SystemExit as end:
     ("command", "names"),
     [
         ([], ["train", "evaluate", "report", "export", "characterize", "inspect", "machine", "simulator"]),
-        (["train"], ["ROBOT", "--preset", "--episodes", "--seed", "--out", "--resume", "--eta", "--model-rate"]),
+        (["train"], ["ROBOT", "--preset", "--episodes", "--seed", "--out", "--resume", "--eta", "--model.rate"]),
         (["evaluate"], ["RUN", "--episode", "--speed", "--json", "--oracle"]),
         (["report"], ["RUN", "--out"]),
         (["dashboard"], ["RUN", "--port", "--host"]),

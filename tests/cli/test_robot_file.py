@@ -11,7 +11,7 @@ from firsthand.runs import RunFolder
 
 from .conftest import Firsthand
 
-SMALL = ("--preset", "paper", "--model-steps", "20", "--no-report")
+SMALL = ("--preset", "paper", "--model.steps", "20", "--no-report")
 FAILING = """
 
 class Failing(gymnasium.Wrapper):

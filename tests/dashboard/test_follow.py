@@ -22,8 +22,8 @@ SPEC = excavator_task(steps=6, trajectories=2, hidden=(4,)).spec
 
 
 def config(**more) -> dict:
-    hyper = {"eta": 1.0, "epsilon": 0.25}
-    base = {"robot": "excavator", "preset": "paper", "seed": 0, "episodes": 3, "payload_kg": 0.0, "hyper": hyper}
+    settings = {"policy_step": {"eta": 1.0, "epsilon": 0.25}}
+    base = {"robot": "excavator", "preset": "paper", "seed": 0, "episodes": 3, "payload_kg": 0.0, "settings": settings}
     return {**base, "control_spec": json.loads(SPEC.to_json()), **more}
 
 

@@ -16,7 +16,8 @@ from firsthand_lab.experiments import together
 from firsthand_lab.experiments.together import Together
 
 EPISODES, SEEDS = 2, (0, 3)
-HYPER = replace(preset("paper"), model_hidden=(8, 8), model_steps=10, model_batch=16, cg_iterations=3)
+SMALL = {"model.hidden": (8, 8), "model.steps": 10, "model.batch": 16, "policy_step.cg_iterations": 3}
+HYPER = preset("paper").with_changes(SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def curves(task):
 
 def test_each_seed_learns_what_it_would_learn_alone(task, curves):
     for i, seed in enumerate(SEEDS):
-        config = replace(TrainingConfig.of("excavator", "paper", episodes=EPISODES, seed=seed), hyper=HYPER)
+        config = replace(TrainingConfig.of("excavator", "paper", episodes=EPISODES, seed=seed), settings=HYPER)
         trainer = Trainer(SimulatedRobot(ExcavatorFlow(), task, seed=seed), config)
         for episode in range(EPISODES):
             alone = trainer.run_episode().metrics
@@ -54,17 +55,22 @@ def test_a_seed_without_a_sound_start_does_not_change_the_others(task, monkeypat
     sound = imagined_starts
     starts = iter([True, True, False, False])  # of each seed: for the policy's steps, and for refinement
     monkeypatch.setattr(together, "imagined_starts", lambda *a: sound(*a) if next(starts) else None)
-    group = Together(ExcavatorFlow(), task, replace(HYPER, imagined=2), SEEDS, episodes=EPISODES)
+    group = Together(
+        ExcavatorFlow(), task, HYPER.with_changes({"imagination.trajectories": 2}), SEEDS, episodes=EPISODES
+    )
     with pytest.raises(UserError, match="episode 1 of seed 3 no trajectory had a sound start"):
         group.run_episode()
 
 
 def test_refinement_is_the_trainers(task):
     """From the second episode on, where something was predicted: seeds one after the other, and the same numbers."""
-    fast = {"policy_steps": 2, "imagined": 2, "refinement_steps": 1, "refinement_batch": 2, "radius": 0.5}
-    hyper = replace(preset("fast"), model_hidden=(8, 8), model_steps=10, model_batch=16, cg_iterations=3, **fast)
-    group = Together(ExcavatorFlow(), task, hyper, SEEDS, episodes=2)
-    config = TrainingConfig("excavator", "fast", hyper, 2, seed=SEEDS[1])
+    fast = {"policy_step.steps": 2, "imagination.trajectories": 2, "refinement.steps": 1, "refinement.batch": 2}
+    fast["trust_region.radius"] = 0.5
+    settings = preset("fast").with_changes(
+        {"model.hidden": (8, 8), "model.steps": 10, "model.batch": 16, "policy_step.cg_iterations": 3, **fast}
+    )
+    group = Together(ExcavatorFlow(), task, settings, SEEDS, episodes=2)
+    config = TrainingConfig("excavator", "fast", settings, 2, seed=SEEDS[1])
     trainer = Trainer(SimulatedRobot(ExcavatorFlow(), task, seed=SEEDS[1]), config)
     for _ in range(2):
         group.run_episode()

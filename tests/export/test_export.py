@@ -292,7 +292,7 @@ def run(tmp_path_factory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.ROBOTS, "small digger", registry.BuiltIn(small, lambda payload_kg: ExcavatorFlow()))
-        config = TrainingConfig.of("small digger", "paper", episodes=2, model_steps=5)
+        config = TrainingConfig.of("small digger", "paper", episodes=2, changes={"model.steps": 5})
         with RunFolder.create(
             path, config.as_dict(), provenance={"started_utc": "2026-05-04T13:30:00+00:00"}
         ) as folder:

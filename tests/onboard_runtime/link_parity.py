@@ -39,14 +39,14 @@ def first_episode(config: TrainingConfig, machine: LockStepMachine) -> tuple[Epi
     policy = Trainer(robots[0], config).state.policy
     rng = np.random.default_rng(0)
     goals = task.sample_goals(rng, robots[0].measured(), task.trajectories)
-    excitation = smooth_excitation(task, config.hyper.excitation, rng)
+    excitation = smooth_excitation(task, config.settings.excitation, rng)
     first, second = (robot.run_episode(policy, goals, excitation) for robot in robots)
     return first, second
 
 
 def main(address: str) -> None:
     """Print what differs."""
-    config = TrainingConfig.of("excavator", "paper", episodes=6, model_steps=20)
+    config = TrainingConfig.of("excavator", "paper", episodes=6, changes={"model.steps": 20})
     task = config.make_task()
     over_link = learned(RemoteRobot(address, task), config)
     disconnect(address)

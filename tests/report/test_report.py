@@ -30,7 +30,7 @@ from firsthand.training.restore import RestoredRun
 HOSTILE = "excavator<script>alert('$x$')</script>&\"quoted\""
 """The name of a robot that must not become a tag, an attribute or a formula."""
 FIGURES = ("learning", "shapes", "episodes", "poses", "time", "health")
-SMALL = {"model_steps": 5, "model_hidden": (8,), "cg_iterations": 3}
+SMALL = {"model.steps": 5, "model.hidden": (8,), "policy_step.cg_iterations": 3}
 
 
 class Drives(AbstractPlant):
@@ -92,7 +92,7 @@ class Page(HTMLParser):
 
 
 def train(path: Path, robot: str, episodes: int) -> Path:
-    config = TrainingConfig.of(robot, "paper", episodes=episodes, seed=3, **SMALL)
+    config = TrainingConfig.of(robot, "paper", episodes=episodes, seed=3, changes=SMALL)
     provenance = {"started_utc": "2026-05-04T13:30:00+00:00", "argv": ["</pre><script>alert(2)</script>"]}
     with RunFolder.create(path, config.as_dict(), provenance=provenance) as run:
         Trainer(registry.make_robot(robot, config.make_task(), seed=3), config, run).train()
@@ -182,7 +182,7 @@ def test_tells_the_numbers_of_the_metrics(page, finished):
     assert "η/(2√ε) = 1.118" in text
     assert f"{rows[-1]['limit_hits']} of 40 steps in the last episode" in text
     assert "52.3" in text  # the paper's column
-    assert "--preset paper --episodes 2 --seed 3 --model-steps 5" in text
+    assert "--preset paper --episodes 2 --seed 3 --model.steps 5" in text
     assert "model_hidden = (8,)" in text
 
 
@@ -381,6 +381,6 @@ def test_the_command_for_the_same_run_names_what_it_started_from(finished):
     taken = TakenLog("/logs/a b.csv", "0" * 64, rows=9, taken=8)
     origin = {"init_from": InitFrom("/runs/old", 3, "0" * 64, "model"), "data": (taken,)}
     started = dataclasses.replace(restored, config=dataclasses.replace(restored.config, **origin))
-    command, _ = reproduction(started, 2)
+    command = reproduction(started, 2)
     assert command.endswith(" --init-from /runs/old --init model --data '/logs/a b.csv'")
-    assert "--init-from" not in reproduction(restored, 2)[0]
+    assert "--init-from" not in reproduction(restored, 2)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -404,8 +403,10 @@ def test_training_learns_from_trajectories_that_were_cut() -> None:
 
     source = cart_task(lambda: DelayedCommands(Cart(trouble), 1), steps=20, trajectories=6)
     task = source.make_task()
-    hyper = replace(preset("fast"), policy_steps=8, imagined=0, model_steps=400, model_hidden=(32,))
-    config = TrainingConfig("cart", "fast", hyper, episodes=5)
+    settings = preset("fast").with_changes(
+        {"policy_step.steps": 8, "imagination.trajectories": 0, "model.steps": 400, "model.hidden": (32,)}
+    )
+    config = TrainingConfig("cart", "fast", settings, episodes=5)
     robot = source.make_robot(task, payload_kg=0.0, seed=0)
     trainer = Trainer(robot, config)
     errors = [trainer.run_episode().metrics["tracking_error"] for _ in range(5)]

@@ -50,7 +50,17 @@ class Cart:
 
 cart = Cart()
 """
-SMALL = ("--policy-steps", "1", "--imagined", "0", "--model-steps", "5", "--episodes", "1", "--no-report")
+SMALL = (
+    "--policy-step.steps",
+    "1",
+    "--imagination.trajectories",
+    "0",
+    "--model.steps",
+    "5",
+    "--episodes",
+    "1",
+    "--no-report",
+)
 
 
 def call(*arguments: str | Path) -> int:

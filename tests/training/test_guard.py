@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.agent import Hyperparameters, LearnerState, Rollout
+from firsthand.agent import LearnerState, Rollout, Settings
 from firsthand.cli.train import Train
 from firsthand.errors import UserError
 from firsthand.logs import Transitions
@@ -100,7 +100,7 @@ def a_rollout(free: np.ndarray | None = None) -> tuple[LearnerState, Rollout]:
     """
     spec = toy_spec()
     free = np.ones((2, 6, 2), bool) if free is None else free
-    state = LearnerState.random(spec, Hyperparameters(), seed=0)
+    state = LearnerState.random(spec, Settings(), seed=0)
     rng = np.random.default_rng(0)
     previews = jnp.asarray(rng.uniform(-1, 1, (2, 6, 1 + len(spec.preview), 2)), jnp.float32)
     starts = jnp.asarray(rng.uniform(-0.3, 0.3, (2, spec.layout.size)), jnp.float32)
@@ -168,7 +168,7 @@ def test_what_is_too_much_or_not_a_number_may_not_run():
     assert not Forecast(0.4, float("nan"), 0.1).within(SETTINGS)
 
 
-HYPER = dataclasses.replace(preset("paper"), model_steps=20, model_hidden=(16,), excitation=0.0)
+HYPER = preset("paper").with_changes({"model.steps": 20, "model.hidden": (16,), "excitation.amplitude": 0.0})
 
 
 @pytest.fixture
@@ -416,8 +416,8 @@ def test_a_policy_that_learned_from_a_log_is_what_the_guard_remembers(trainer):
     following = states[:, :1] + 0.1 * commands
     rows = Transitions(*(part.astype(np.float32) for part in (states, commands, following)))
     made = trainer(SETTINGS)
-    hyper = dataclasses.replace(HYPER, imagined=4)
-    config = dataclasses.replace(made.config, hyper=hyper)
+    settings = HYPER.with_changes({"imagination.trajectories": 4})
+    config = dataclasses.replace(made.config, settings=settings)
     prior = Prior(taken=(rows,))
     made = Trainer(made.robot, config, made.run, made.callbacks, prior)
     untrained = weights(made.state.policy)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
-from firsthand.agent import Hyperparameters
+from firsthand.agent import Settings
 from firsthand.models import Policy
 from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.plants.probes import ScalarPlant
@@ -24,18 +24,26 @@ from firsthand.tasks import Task, excavator_task
 from firsthand.training import Callback, PayloadSchedule, Trainer, TrainingConfig, TrainingStopped, preset
 from firsthand.training.display import TrainingDisplay
 
-SMALL = {"model_steps": 20, "model_hidden": (16,)}
+SMALL = {"model.steps": 20, "model.hidden": (16,)}
 HYPER = {
-    "paper": dataclasses.replace(preset("paper"), **SMALL),
-    "fast": dataclasses.replace(
-        preset("fast"), policy_steps=3, imagined=4, refinement_steps=2, refinement_batch=2, **SMALL
+    "paper": preset("paper").with_changes(SMALL),
+    "fast": preset("fast").with_changes(
+        {
+            "policy_step.steps": 3,
+            "imagination.trajectories": 4,
+            "refinement.steps": 2,
+            "refinement.batch": 2,
+            **SMALL,
+        }
     ),
 }
-HYPER["refined"] = dataclasses.replace(HYPER["fast"], radius=0.5)  # the most: refinement from the second episode on
+HYPER["refined"] = HYPER["fast"].with_changes(
+    {"trust_region.radius": 0.5}
+)  # the most: refinement from the second episode on
 EPISODES = 9
 """The same for all, so that the buffers have the same size and what is compiled is shared; most tests stop earlier."""
 
-every = pytest.mark.parametrize("hyper", HYPER.values(), ids=HYPER.keys())
+every = pytest.mark.parametrize("settings", HYPER.values(), ids=HYPER.keys())
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +59,9 @@ def task(make_probe_task) -> Task:
     )
 
 
-def config(hyper: Hyperparameters, seed: int = 0) -> TrainingConfig:
+def config(settings: Settings, seed: int = 0) -> TrainingConfig:
     """The robot's name is not used: the trainer is given a robot."""
-    return TrainingConfig("excavator", "fast", hyper, EPISODES, seed=seed)
+    return TrainingConfig("excavator", "fast", settings, EPISODES, seed=seed)
 
 
 @pytest.fixture
@@ -67,8 +75,8 @@ def numbers(tree: Any) -> dict[str, bytes]:
 
 
 @every
-def test_what_an_episode_leaves(hyper: Hyperparameters, task: Task, run: RunFolder) -> None:
-    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(hyper), run)
+def test_what_an_episode_leaves(settings: Settings, task: Task, run: RunFolder) -> None:
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings), run)
     for _ in range(4):
         trainer.run_episode()
     lines = run.read_metrics()
@@ -116,9 +124,9 @@ def test_the_kept_policy_is_one_of_the_episodes_that_stay(lost: str, task: Task,
 
 
 @every
-def test_the_same_seed_gives_the_same_run_and_another_another(hyper: Hyperparameters, task: Task) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_another(settings: Settings, task: Task) -> None:
     def train(seed: int) -> dict[str, bytes]:
-        trainer = Trainer(SimulatedRobot(ScalarPlant(), task, seed=seed), config(hyper, seed))
+        trainer = Trainer(SimulatedRobot(ScalarPlant(), task, seed=seed), config(settings, seed))
         trainer.run_episode()
         trainer.run_episode()
         return numbers({"state": trainer.state, "data": trainer.buffer.states})
@@ -134,8 +142,8 @@ def test_the_same_seed_gives_the_same_run_and_another_another(hyper: Hyperparame
 
 
 @every
-def test_nothing_is_compiled_after_the_first_episode(hyper: Hyperparameters, task: Task, compilations) -> None:
-    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(hyper))
+def test_nothing_is_compiled_after_the_first_episode(settings: Settings, task: Task, compilations) -> None:
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings))
     trainer.run_episode()
     with compilations() as compiled:
         trainer.train()
@@ -221,16 +229,14 @@ def check_stopped(trainer: Trainer, run: RunFolder) -> None:
 
 
 @every
-def test_a_robot_that_measures_nothing_any_more_stops_the_run(
-    hyper: Hyperparameters, task: Task, run: RunFolder
-) -> None:
+def test_a_robot_that_measures_nothing_any_more_stops_the_run(settings: Settings, task: Task, run: RunFolder) -> None:
     robot = SimulatedRobot(BreakingPlant(), task)
-    check_stopped(Trainer(robot, config(hyper), run, callbacks=(Break(at=3),)), run)
+    check_stopped(Trainer(robot, config(settings), run, callbacks=(Break(at=3),)), run)
 
 
 @every
 def test_data_that_blows_up_the_model_stops_the_run(
-    hyper: Hyperparameters, task: Task, run: RunFolder, capsys: pytest.CaptureFixture[str]
+    settings: Settings, task: Task, run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     robot = Distorted(ScalarPlant(), task)
 
@@ -240,8 +246,8 @@ def test_data_that_blows_up_the_model_stops_the_run(
                 # Finite, so that it passes for a measurement, and too large to be squared.
                 robot.distort = lambda record: dataclasses.replace(record, measured=record.measured + np.float32(1e30))
 
-    display = TrainingDisplay(config(hyper), run.path)
-    check_stopped(Trainer(robot, config(hyper), run, callbacks=(Spoil(), display)), run)
+    display = TrainingDisplay(config(settings), run.path)
+    check_stopped(Trainer(robot, config(settings), run, callbacks=(Spoil(), display)), run)
     said = capsys.readouterr().err
     for episode, refused in ((3, 1), (4, 2), (5, 3)):
         assert f"episode {episode}: the update was refused" in said
@@ -288,7 +294,7 @@ def test_a_good_update_ends_a_row_of_refused_ones(task: Task) -> None:
 @every
 @pytest.mark.parametrize(("name", "value"), [("measured", np.nan), ("measured", np.inf), ("commands", np.nan)])
 def test_one_bad_sample_is_left_out_and_learning_goes_on(
-    name: str, value: float, hyper: Hyperparameters, task: Task
+    name: str, value: float, settings: Settings, task: Task
 ) -> None:
     def spoil(record: EpisodeRecord) -> EpisodeRecord:
         array = getattr(record, name).copy()
@@ -297,7 +303,7 @@ def test_one_bad_sample_is_left_out_and_learning_goes_on(
 
     robot = Distorted(ScalarPlant(), task)
     robot.distort = spoil
-    trainer = Trainer(robot, config(hyper))
+    trainer = Trainer(robot, config(settings))
     before = numbers(trainer.state.policy)
     for episode in (1, 2):
         summary = trainer.run_episode()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.agent import Hyperparameters
+from firsthand.agent import Settings
 from firsthand.errors import UserError
 from firsthand.logs.comma import column_names
 from firsthand.plants.probes import ScalarPlant
@@ -22,15 +22,16 @@ from firsthand.training import Trainer, TrainingConfig, preset
 from firsthand.training.origin import InitFrom, TakenLog
 from firsthand.training.prior import Prior, gather
 
-HYPER = dataclasses.replace(
-    preset("fast"),
-    policy_steps=2,
-    imagined=4,
-    refinement_steps=1,
-    refinement_batch=4,
-    model_steps=50,
-    model_hidden=(16,),
-    model_rate=1e-2,
+HYPER = preset("fast").with_changes(
+    {
+        "policy_step.steps": 2,
+        "imagination.trajectories": 4,
+        "refinement.steps": 1,
+        "refinement.batch": 4,
+        "model.steps": 50,
+        "model.hidden": (16,),
+        "model.rate": 1e-2,
+    }
 )
 EPISODES = 9
 """With and without a log of 900 rows the buffer has the same size, so that what is compiled is shared."""
@@ -65,9 +66,9 @@ def log(task: Task, tmp_path: Path) -> Path:
     return path
 
 
-def start(task: Task, prior: Prior, path: Path, hyper: Hyperparameters = HYPER) -> Trainer:
+def start(task: Task, prior: Prior, path: Path, settings: Settings = HYPER) -> Trainer:
     """A new run, as `firsthand train` makes it; the robot's name is not used."""
-    config = TrainingConfig("excavator", "fast", hyper, EPISODES, init_from=prior.init, data=prior.logs)
+    config = TrainingConfig("excavator", "fast", settings, EPISODES, init_from=prior.init, data=prior.logs)
     stored = {**config.as_dict(), "control_spec": json.loads(task.spec.to_json())}
     run = RunFolder.create(path, stored, provenance={}, data=prior.files())
     return Trainer(SimulatedRobot(ScalarPlant(), task), config, run, prior=prior)
@@ -195,7 +196,7 @@ def test_what_cannot_be_started_from(task: Task, log: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="init is 'modle', but must be one of model, policy, both"):
         gather(task.spec, init_from=tmp_path / "other", init="modle")  # pyright: ignore[reportArgumentType]
     prior = gather(task.spec, init_from=tmp_path / "other")
-    larger = dataclasses.replace(HYPER, model_hidden=(17,))
+    larger = HYPER.with_changes({"model.hidden": (17,)})
     with pytest.raises(UserError, match=r"the dynamics of .* does not fit this run's"):
         start(task, prior, tmp_path / "run", larger)
     RunFolder.create(tmp_path / "new", {"control_spec": json.loads(task.spec.to_json())}, provenance={}).close()

@@ -17,7 +17,7 @@ def test_the_newest_policy_is_read_without_a_robot_and_a_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TrainingConfig.of("excavator", "paper", episodes=1000)
-    state = LearnerState.random(config.make_task().spec, config.hyper, seed=3)
+    state = LearnerState.random(config.make_task().spec, config.settings, seed=3)
     with RunFolder.create(tmp_path / "run", config.as_dict(), provenance={}) as run:
         run.save_checkpoint(1, to_arrays({"learner": state, "robot": {"position": np.zeros(4)}}), {})
     monkeypatch.setattr(Buffer, "empty", staticmethod(lambda *_: pytest.fail("no buffer is needed")))

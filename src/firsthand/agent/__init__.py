@@ -1,12 +1,38 @@
-"""Algorithm 1 as pure functions on pytrees. Knows no plant, no file, no network."""
+"""Algorithm 1 as pure functions on pytrees. Knows no plant, no file, no network.
 
-from ..optim.rollout import Rollout as Rollout
-from .buffer import Buffer as Buffer
-from .buffer import append as append
-from .buffer import append_rows as append_rows
-from .ground import Imagined as Imagined
-from .hyperparameters import Hyperparameters as Hyperparameters
-from .improvement import Improvement as Improvement
-from .state import LearnerState as LearnerState
-from .update import update_model as update_model
-from .update import update_policy as update_policy
+Names are loaded when they are used: the command line reads `agent.settings` without importing JAX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..optim.rollout import Rollout as Rollout
+    from .buffer import Buffer as Buffer
+    from .buffer import append as append
+    from .buffer import append_rows as append_rows
+    from .ground import Imagined as Imagined
+    from .improvement import Improvement as Improvement
+    from .settings import Settings as Settings
+    from .state import LearnerState as LearnerState
+    from .update import update_model as update_model
+    from .update import update_policy as update_policy
+
+_MODULES = {
+    "Buffer": ".buffer",
+    "append": ".buffer",
+    "append_rows": ".buffer",
+    "Imagined": ".ground",
+    "Improvement": ".improvement",
+    "Rollout": "..optim.rollout",
+    "Settings": ".settings",
+    "LearnerState": ".state",
+    "update_model": ".update",
+    "update_policy": ".update",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name], __name__), name)

@@ -13,8 +13,8 @@ from ..optim.gradient import damped_gradient, mean_cost
 from ..optim.preconditioner import StepReport, preconditioned_step
 from ..optim.rollout import CostFunction, Rollout
 from .ground import Imagined, deviation, ground_of, half_range, predicted
-from .hyperparameters import Hyperparameters
-from .model_learning import keep_if
+from .settings import Settings
+from .trees import select_tree
 
 
 class Improvement(NamedTuple):
@@ -41,16 +41,24 @@ def improve_policy(
     rollout: Rollout,
     imagined: Imagined | None,
     radius: Float[Array, ""] | float,
-    hyper: Hyperparameters,
+    settings: Settings,
 ) -> tuple[Policy, Improvement]:
     """The policy after an episode's steps.
 
     With one step and nothing imagined this is the paper's update, along the measured trajectories. Further steps go on
     as long as the model can be trusted; see `improve_on_model`.
     """
-    if hyper.policy_steps == 1 and imagined is None:
-        return improve_on_measured(policy, dynamics, cost, rollout, hyper)
-    return improve_on_model(policy, dynamics, cost, rollout, imagined, jnp.asarray(radius), hyper)
+    if settings.policy_step.steps == 1 and imagined is None:
+        return improve_on_measured(policy, dynamics, cost, rollout, settings)
+    return improve_on_model(policy, dynamics, cost, rollout, imagined, jnp.asarray(radius), settings)
+
+
+def outlier_limit(settings: Settings) -> Float[Array, ""] | float | None:
+    """The factor above which a trajectory is scaled down, or None where that is turned off for all members."""
+    factor = settings.policy_step.outlier
+    if isinstance(factor, float):
+        return factor or None
+    return jnp.where(factor > 0, factor, jnp.finfo(factor.dtype).max)
 
 
 def _one_step(
@@ -58,24 +66,34 @@ def _one_step(
     dynamics,
     cost,
     data: Rollout,
-    hyper: Hyperparameters,
+    settings: Settings,
     pace: Float[Array, ""] | float = 1.0,
     *,
     chained: bool = False,
 ):
+    chosen = settings.policy_step
     gradient, discount = damped_gradient(
-        policy, dynamics, cost, data, hyper.discount, hyper.gradient_limit, hyper.outlier or None, chained=chained
+        policy,
+        dynamics,
+        cost,
+        data,
+        chosen.discount,
+        chosen.gradient_limit,
+        outlier_limit(settings),
+        shrink=chosen.discount_shrink,
+        max_tries=chosen.discount_tries,
+        chained=chained,
     )
     new, report = preconditioned_step(
         policy,
         gradient,
         data,
-        eta=hyper.eta * pace,
-        alpha=hyper.alpha,
-        epsilon=hyper.epsilon,
-        iterations=hyper.cg_iterations,
-        tolerance=hyper.cg_tolerance,
-        stride=hyper.jacobian_stride,
+        eta=chosen.eta * pace,
+        alpha=chosen.alpha,
+        epsilon=chosen.epsilon,
+        iterations=chosen.cg_iterations,
+        tolerance=chosen.cg_tolerance,
+        stride=chosen.jacobian_stride,
         command_scale=half_range(policy),
     )
     return new, report._replace(discount=discount)
@@ -83,10 +101,10 @@ def _one_step(
 
 @eqx.filter_jit
 def improve_on_measured(
-    policy: Policy, dynamics: Dynamics, cost: CostFunction, rollout: Rollout, hyper: Hyperparameters
+    policy: Policy, dynamics: Dynamics, cost: CostFunction, rollout: Rollout, settings: Settings
 ) -> tuple[Policy, Improvement]:
     """The paper's update: one gradient along the measured trajectories, one preconditioned step."""
-    new, report = _one_step(policy, dynamics, cost, rollout, hyper)
+    new, report = _one_step(policy, dynamics, cost, rollout, settings)
     unknown = jnp.asarray(jnp.nan)
     return new, Improvement(mean_cost(cost, rollout), unknown, unknown, report.accepted.astype(jnp.int32), report)
 
@@ -130,10 +148,6 @@ def _first(policy: Policy) -> _Progress:
     )
 
 
-BACKTRACK = 0.4
-"""A step that the prediction does not bear out is shortened to this share."""
-
-
 @eqx.filter_jit
 def improve_on_model(
     policy: Policy,
@@ -142,7 +156,7 @@ def improve_on_model(
     rollout: Rollout,
     imagined: Imagined | None,
     radius: Float[Array, ""],
-    hyper: Hyperparameters,
+    settings: Settings,
 ) -> tuple[Policy, Improvement]:
     """Several preconditioned steps on what the model says the new policy would do.
 
@@ -155,7 +169,7 @@ def improve_on_model(
     """
     ground = ground_of(dynamics, rollout, imagined)
     measured = rollout.states.shape[0]
-    fastest = jnp.maximum(radius / hyper.radius, 1.0)
+    fastest = jnp.maximum(radius / settings.trust_region.radius, 1.0)
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
     before = predicted(policy, dynamics, jax.tree.map(lambda a: a[:measured], ground)).commands
 
@@ -166,19 +180,20 @@ def improve_on_model(
         first = now.rounds == 0
         keep = (value < now.cost) & (moved <= radius)  # false where the value is not finite
 
-        best = keep_if(keep, now.candidate, now.best)
+        best = select_tree(keep, now.candidate, now.best)
 
-        pace = now.pace * jnp.where(keep, hyper.pace_growth, BACKTRACK)
+        pace = now.pace * jnp.where(keep, settings.policy_step.pace_growth, settings.policy_step.backtrack)
         pace = jnp.where(first, 1.0, jnp.minimum(pace, fastest))
 
         def step_on():
-            return _one_step(best, dynamics, cost, data, hyper, pace, chained=True)
+            return _one_step(best, dynamics, cost, data, settings, pace, chained=True)
 
         def step_back():
-            return jax.tree.map(lambda b, c: b + BACKTRACK * (c - b), best, now.candidate), now.report
+            share = settings.policy_step.backtrack
+            return jax.tree.map(lambda b, c: b + share * (c - b), best, now.candidate), now.report
 
         # The last round only judges: a step from there would never be taken.
-        candidate, report = jax.lax.cond(keep & (now.rounds < hyper.policy_steps), step_on, step_back)
+        candidate, report = jax.lax.cond(keep & (now.rounds < settings.policy_step.steps), step_on, step_back)
         return _Progress(
             best=best,
             candidate=candidate,
@@ -192,6 +207,6 @@ def improve_on_model(
         )
 
     # One round more than steps: the first only judges the policy that made the data.
-    end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= hyper.policy_steps), judge, _first(policy))
+    end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= settings.policy_step.steps), judge, _first(policy))
     report = end.report._replace(accepted=end.sound)
     return end.best, Improvement(mean_cost(cost, rollout), end.cost, end.deviation, end.steps, report)

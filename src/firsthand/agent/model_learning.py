@@ -11,7 +11,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from ..models import Dynamics, predicted_entries
 from ..optim.rollout import Rollout
 from .buffer import Buffer, sample
-from .hyperparameters import Hyperparameters
+from .settings import Settings
+from .trees import all_finite, select_tree
 
 
 class ModelReport(NamedTuple):
@@ -46,38 +47,38 @@ def trainable(dynamics: Dynamics) -> tuple[Dynamics, Dynamics]:
     return eqx.partition(dynamics, spec)
 
 
-def adam(hyper: Hyperparameters) -> optax.GradientTransformation:
+def adam(settings: Settings) -> optax.GradientTransformation:
     """The model's optimiser."""
-    return optax.adam(hyper.model_rate)
+    return optax.adam(settings.model.rate)
 
 
-def initial_optimizer(dynamics: Dynamics, hyper: Hyperparameters) -> PyTree:
+def initial_optimizer(dynamics: Dynamics, settings: Settings) -> PyTree:
     """Adam's moments, all zero."""
-    return adam(hyper).init(trainable(dynamics)[0])  # pyright: ignore[reportArgumentType] (a pytree)
+    return adam(settings).init(trainable(dynamics)[0])  # pyright: ignore[reportArgumentType] (a pytree)
 
 
-def rescale(dynamics: Dynamics, buffer: Buffer) -> Dynamics:
+def rescale(dynamics: Dynamics, buffer: Buffer, settings: Settings) -> Dynamics:
     """The same function, with its change scale set to the size of the changes in the buffer."""
     entries = jnp.asarray(predicted_entries(dynamics.spec))
     mean_square = buffer.squares[entries] / jnp.maximum(buffer.size, 1)
     declared = jnp.asarray([dynamics.spec.scales.change_scale[i] for i in predicted_entries(dynamics.spec)])
     # A channel that has hardly moved yet keeps a sane scale: its noise must not be blown up to order one.
-    return dynamics.with_change_scale(jnp.maximum(jnp.sqrt(mean_square), 0.02 * declared))
+    return dynamics.with_change_scale(jnp.maximum(jnp.sqrt(mean_square), settings.model.min_change_scale * declared))
 
 
 @eqx.filter_jit
 def learn_model(
-    dynamics: Dynamics, optimizer: PyTree, buffer: Buffer, hyper: Hyperparameters, *, key: PRNGKeyArray
+    dynamics: Dynamics, optimizer: PyTree, buffer: Buffer, settings: Settings, *, key: PRNGKeyArray
 ) -> tuple[Dynamics, PyTree, ModelReport]:
-    """`hyper.model_steps` Adam steps at a rate that falls along a cosine, so that the model comes to rest.
+    """`settings.model.steps` Adam steps at a rate that falls along a cosine, so that the model comes to rest.
 
     The batch grows with the buffer in equal blocks, without recompiling.
     """
     before = dynamics, optimizer
-    dynamics = rescale(dynamics, buffer)
+    dynamics = rescale(dynamics, buffer, settings)
     weights, fixed = trainable(dynamics)
-    most = max(hyper.model_batch_most // hyper.model_batch, 1)
-    wanted = hyper.model_batch_share * buffer.size / hyper.model_batch
+    most = max(settings.model.max_batch // settings.model.batch, 1)
+    wanted = settings.model.batch_share * buffer.size / settings.model.batch
     blocks = jnp.clip(wanted.astype(jnp.int32), 1, most)
 
     def loss(weights, batch):
@@ -88,25 +89,25 @@ def learn_model(
         step_key, share = inputs
 
         def accumulate(i, total):
-            batch = sample(buffer, hyper.model_batch, key=jax.random.fold_in(step_key, i))
+            batch = sample(buffer, settings.model.batch, key=jax.random.fold_in(step_key, i))
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(weights, batch))
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights))
         value, gradient = jax.tree.map(lambda x: x / blocks, jax.lax.fori_loop(0, blocks, accumulate, zero))
-        updates, optimizer = adam(hyper).update(gradient, optimizer, weights)
+        updates, optimizer = adam(settings).update(gradient, optimizer, weights)
         updates = jax.tree.map(lambda update: share * update, updates)
         return (optax.apply_updates(weights, updates), optimizer), value
 
-    if hyper.model_steps == 0:
+    if settings.model.steps == 0:
         return dynamics, optimizer, ModelReport(jnp.nan * jnp.zeros(()), jnp.asarray(True))
-    keys = jax.random.split(key, hyper.model_steps)
-    fall = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.linspace(0.0, 1.0, hyper.model_steps)))
-    shares = hyper.model_rate_end + (1.0 - hyper.model_rate_end) * fall
+    keys = jax.random.split(key, settings.model.steps)
+    fall = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.linspace(0.0, 1.0, settings.model.steps)))
+    shares = settings.model.rate_end + (1.0 - settings.model.rate_end) * fall
     (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), (keys, shares))
     after = eqx.combine(weights, fixed), optimizer
     accepted = jnp.all(jnp.isfinite(losses)) & all_finite(after)
-    dynamics, optimizer = keep_if(accepted, after, before)
-    return dynamics, optimizer, ModelReport(losses[-max(hyper.model_steps // 10, 1) :].mean(), accepted)
+    dynamics, optimizer = select_tree(accepted, after, before)
+    return dynamics, optimizer, ModelReport(losses[-max(settings.model.steps // 10, 1) :].mean(), accepted)
 
 
 @eqx.filter_jit
@@ -123,14 +124,3 @@ def prediction_error(dynamics: Dynamics, rollout: Rollout) -> Float[Array, ""]:
     squared = jnp.where(rollout.valid[..., None], error**2, 0.0)
     count = rollout.valid.sum() * entries.shape[0]
     return jnp.where(count > 0, squared.sum() / jnp.maximum(count, 1), jnp.nan)
-
-
-def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether every floating-point leaf is finite."""
-    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree) if eqx.is_inexact_array(leaf)]
-    return jnp.all(jnp.asarray(leaves))
-
-
-def keep_if(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """`new` where the condition holds, else `old`; both have the same structure."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old)

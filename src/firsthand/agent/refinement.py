@@ -34,14 +34,9 @@ from ..optim.gradient import mean_cost
 from ..optim.preconditioner import BOUND_SLACK, StepReport, command_jacobian, conjugate_gradients
 from ..optim.rollout import Rollout, SquaresCost
 from .ground import Ground, Imagined, deviation, ground_of, half_range, predicted
-from .hyperparameters import Hyperparameters
-from .improvement import Improvement
-from .model_learning import keep_if
-
-EASIER, HARDER = 0.5, 4.0
-"""What the damping λ is multiplied by after a step that was kept, and after one that was not."""
-MOST_DAMPING = 1e4
-"""In units of its least value."""
+from .improvement import Improvement, outlier_limit
+from .settings import Settings
+from .trees import select_tree
 
 
 class Refinement(eqx.Module):
@@ -55,10 +50,12 @@ class Refinement(eqx.Module):
     """Whether the policy now in use was refined: then its expected cost is one as `felt_cost` counts it."""
 
     @staticmethod
-    def none(policy: Policy, hyper: Hyperparameters) -> "Refinement":
+    def none(policy: Policy, settings: Settings) -> "Refinement":
         """Before the first refinement."""
         flat, _ = ravel_pytree(eqx.filter(policy, eqx.is_array))
-        return Refinement(jnp.zeros_like(flat), jnp.asarray(hyper.refinement_damping, flat.dtype), jnp.asarray(False))
+        return Refinement(
+            jnp.zeros_like(flat), jnp.asarray(settings.refinement.damping, flat.dtype), jnp.asarray(False)
+        )
 
 
 class Weighed(NamedTuple):
@@ -86,28 +83,28 @@ def batch_residuals(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: G
 
 
 def trajectory_weights(
-    residuals: Float[Array, "trajectories steps residuals"], valid: Bool[Array, "trajectories steps"], outlier: float
+    residuals: Float[Array, "trajectories steps residuals"],
+    valid: Bool[Array, "trajectories steps"],
+    outlier: Float[Array, ""] | float | None,
 ) -> Float[Array, "trajectories 1 1"]:
     """Roots of weights with which squared residuals add up to a mean cost over steps.
 
-    A trajectory that costs more than `outlier` times the median is given the weight at which it costs just that (0:
-    none is): a motion that cannot be followed must not decide about all others. One that is not finite makes all
-    weights so, and the step is refused.
+    A trajectory that costs more than `outlier` times the median gets the weight at which it costs just that: a motion
+    that cannot be followed must not decide about all others. With None all weigh the same. A cost that is not finite
+    makes all weights so, and the step is refused.
     """
     steps = valid.sum(axis=1)
     costs = jnp.sum(residuals**2, axis=(1, 2)) / jnp.maximum(steps, 1)
     usual = jnp.nanmedian(jnp.where(steps > 0, costs, jnp.nan))
     tiny = jnp.finfo(costs.dtype).tiny
-    share = jnp.minimum(1.0, outlier * usual / jnp.maximum(costs, tiny)) if outlier else jnp.ones_like(costs)
+    share = (
+        jnp.minimum(1.0, outlier * usual / jnp.maximum(costs, tiny)) if outlier is not None else jnp.ones_like(costs)
+    )
     share = jnp.where(steps > 0, share, 0.0)
     return jnp.sqrt(share / jnp.maximum((share * steps).sum(), tiny))[:, None, None]
 
 
-PLAIN_SHARE = 0.3
-"""A few trajectories that go wrong are no surprise unless the plain mean cost is 1/0.3 times that of a surprise."""
-
-
-def felt_cost(cost: SquaresCost, rollout: Rollout, outlier: float) -> Float[Array, ""]:
+def felt_cost(cost: SquaresCost, rollout: Rollout, settings: Settings) -> Float[Array, ""]:
     """What a refinement's prediction is held against: the measured mean cost, weighed in the same way.
 
     The weights would hide any number of failures among fewer than half of the trajectories, so a share of the plain
@@ -116,11 +113,18 @@ def felt_cost(cost: SquaresCost, rollout: Rollout, outlier: float) -> Float[Arra
     valid = rollout.valid & rollout.valid[:, :1]  # as in refinement: the others have no sound start
     each = jax.vmap(jax.vmap(cost.residuals))(rollout.states[:, :-1], rollout.commands, rollout.references)
     each = jnp.where(valid[..., None], each, 0.0)
-    weighed, plain = (jnp.sum((trajectory_weights(each, valid, cap) * each) ** 2) for cap in (outlier, 0.0))
-    return jnp.maximum(weighed, PLAIN_SHARE * plain)
+    limits = (outlier_limit(settings), None)
+    weighed, plain = (jnp.sum((trajectory_weights(each, valid, limit) * each) ** 2) for limit in limits)
+    return jnp.maximum(weighed, settings.refinement.mean_share * plain)
 
 
-def linearised(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: Ground, outlier: float) -> Weighed:
+def linearised(
+    policy: Policy,
+    dynamics: Dynamics,
+    cost: SquaresCost,
+    on: Ground,
+    outlier: Float[Array, ""] | float | None,
+) -> Weighed:
     """The weighed residuals r at a policy, with R = ∂r/∂φ as two products."""
     parameters, static = eqx.partition(policy, eqx.is_array)
     flat, unravel = ravel_pytree(parameters)
@@ -140,21 +144,22 @@ def linearised(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: Ground
 
 
 def gauss_newton_step(
-    policy: Policy, at: Weighed, begin: Float[Array, " parameters"], damping: Float[Array, ""], hyper: Hyperparameters
+    policy: Policy, at: Weighed, begin: Float[Array, " parameters"], damping: Float[Array, ""], settings: Settings
 ) -> tuple[Policy, Float[Array, " parameters"], StepReport]:
     """The policy after the step −w, w itself, and what the step was like; `begin` is where the solve of w begins.
 
     A step that is not finite or breaks a bound is refused: the policy comes back unchanged with `accepted` false.
     """
-    alpha, epsilon = hyper.alpha, hyper.epsilon
-    flat, push_u, pull_u, rebuild = command_jacobian(policy, at.data, hyper.jacobian_stride, half_range(policy))
+    alpha, epsilon = settings.policy_step.alpha, settings.policy_step.epsilon
+    stride = settings.policy_step.jacobian_stride
+    flat, push_u, pull_u, rebuild = command_jacobian(policy, at.data, stride, half_range(policy))
 
     def product(v):
         return at.pull(at.push(v)) + damping * (epsilon * v + alpha * pull_u(push_u(v)))
 
     missing = at.slope - product(begin)
     more, relative, used = conjugate_gradients(
-        product, missing, iterations=hyper.refinement_iterations, tolerance=hyper.cg_tolerance
+        product, missing, iterations=settings.refinement.iterations, tolerance=settings.policy_step.cg_tolerance
     )
     w = begin + more
     tiny = jnp.finfo(flat.dtype).tiny
@@ -208,7 +213,7 @@ def refine_on_model(
     imagined: Imagined,
     radius: Float[Array, ""],
     refinement: Refinement,
-    hyper: Hyperparameters,
+    settings: Settings,
 ) -> tuple[Policy, Refinement, Improvement]:
     """`refinement_steps` Gauss–Newton steps, each on the measured trajectories and a batch of imagined ones of its own.
 
@@ -216,29 +221,31 @@ def refine_on_model(
     when the predicted cost of its own batch falls and the commands stay inside the trust region's radius; λ is then
     halved, down to `refinement_damping`, and otherwise multiplied by four.
     """
-    steps, batch = hyper.refinement_steps, hyper.refinement_batch
+    steps, batch = settings.refinement.steps, settings.refinement.batch
     batches = jax.tree.map(lambda a: a[: steps * batch].reshape(steps, batch, *a.shape[1:]), imagined)
     measured = rollout.states.shape[0]
     fixed = ground_of(dynamics, rollout, jax.tree.map(lambda a: a[0], batches))
     before = predicted(policy, dynamics, jax.tree.map(lambda a: a[:measured], fixed)).commands
-    least, most = hyper.refinement_damping, MOST_DAMPING * hyper.refinement_damping
+    least = settings.refinement.damping
+    most = settings.refinement.damping_range * least
+    easier, harder = settings.refinement.damping_decrease, settings.refinement.damping_increase
 
     def step(now: _Progress, fresh: Imagined) -> tuple[_Progress, StepReport]:
         on = fixed._replace(
             starts=fixed.starts.at[measured:].set(fresh.starts),
             previews=fixed.previews.at[measured:].set(fresh.previews),
         )
-        at = linearised(now.policy, dynamics, cost, on, hyper.outlier)
-        begin = hyper.refinement_memory * now.direction
-        candidate, w, report = gauss_newton_step(now.policy, at, begin, now.damping, hyper)
+        at = linearised(now.policy, dynamics, cost, on, outlier_limit(settings))
+        begin = settings.refinement.memory * now.direction
+        candidate, w, report = gauss_newton_step(now.policy, at, begin, now.damping, settings)
         each, data = batch_residuals(candidate, dynamics, cost, on)
         value = jnp.sum((at.weights * each) ** 2)
         moved = deviation(policy, data.commands, before, on)
         keep = report.accepted & (value < at.value) & (moved <= radius)  # false where the value is not finite
         progress = _Progress(
-            policy=keep_if(keep, candidate, now.policy),
+            policy=select_tree(keep, candidate, now.policy),
             direction=jnp.where(keep, w, 0.0),
-            damping=jnp.clip(now.damping * jnp.where(keep, EASIER, HARDER), least, most),
+            damping=jnp.clip(now.damping * jnp.where(keep, easier, harder), least, most),
             value=jnp.where(keep, value, at.value),
             deviation=jnp.where(keep, moved, now.deviation),
             steps=now.steps + keep,

@@ -8,9 +8,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from firsthand_onboard import ControlSpec
 
 from ..models import Dynamics, Policy
-from .hyperparameters import Hyperparameters
 from .model_learning import initial_optimizer
 from .refinement import Refinement
+from .settings import Settings
 
 
 class LearnerState(eqx.Module):
@@ -36,19 +36,19 @@ class LearnerState(eqx.Module):
     """The same, since the last good update."""
 
     @staticmethod
-    def random(spec: ControlSpec, hyper: Hyperparameters, *, seed: int) -> "LearnerState":
+    def random(spec: ControlSpec, settings: Settings, *, seed: int) -> "LearnerState":
         """Random initial weights."""
         policy_key, dynamics_key, key = jax.random.split(jax.random.key(seed), 3)
-        dynamics = Dynamics.random(spec, hyper.model_hidden, key=dynamics_key)
-        policy = Policy.random(spec, key=policy_key, last_gain=hyper.initial_command)
+        dynamics = Dynamics.random(spec, settings.model.hidden, key=dynamics_key)
+        policy = Policy.random(spec, key=policy_key, last_gain=settings.policy_step.initial_command)
         return LearnerState(
             policy=policy,
             dynamics=dynamics,
-            optimizer=initial_optimizer(dynamics, hyper),
+            optimizer=initial_optimizer(dynamics, settings),
             key=key,
-            radius=jnp.asarray(hyper.radius, jnp.float32),
+            radius=jnp.asarray(settings.trust_region.radius, jnp.float32),
             expected_cost=jnp.asarray(jnp.nan, jnp.float32),
-            refinement=Refinement.none(policy, hyper),
+            refinement=Refinement.none(policy, settings),
             refused=jnp.zeros((), jnp.int32),
             refused_in_a_row=jnp.zeros((), jnp.int32),
         )

@@ -12,25 +12,26 @@ from ..optim.gradient import mean_cost
 from ..optim.rollout import CostFunction, Rollout, SquaresCost
 from .buffer import Buffer
 from .ground import Imagined
-from .hyperparameters import Hyperparameters
 from .improvement import Improvement, improve_policy
-from .model_learning import ModelReport, keep_if, learn_model
+from .model_learning import ModelReport, learn_model
 from .refinement import Refinement, felt_cost, refine_on_model
+from .settings import Settings
 from .state import LearnerState
+from .trees import select_tree
 
 
 @eqx.filter_jit
 def update_model(
-    state: LearnerState, buffer: Buffer, rollout: Rollout, hyper: Hyperparameters
+    state: LearnerState, buffer: Buffer, rollout: Rollout, settings: Settings
 ) -> tuple[LearnerState, ModelReport]:
     """Adam steps on the one-step loss. A model that is not finite is refused: the old one stays.
 
     An episode without a single valid step (a robot that measures nothing) teaches nothing and is refused too.
     """
     key, batch_key = jax.random.split(state.key)
-    dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, hyper, key=batch_key)
+    dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, settings, key=batch_key)
     accepted = report.accepted & jnp.any(rollout.valid)
-    dynamics, optimizer = keep_if(accepted, (dynamics, optimizer), (state.dynamics, state.optimizer))
+    dynamics, optimizer = select_tree(accepted, (dynamics, optimizer), (state.dynamics, state.optimizer))
     report = report._replace(accepted=accepted)
     state = eqx.tree_at(lambda s: (s.dynamics, s.optimizer, s.key), state, (dynamics, optimizer, key))
     return state, report
@@ -43,39 +44,35 @@ def update_policy(
     rollout: Rollout,
     imagined: Imagined | None,
     model: ModelReport,
-    hyper: Hyperparameters,
+    settings: Settings,
 ) -> tuple[LearnerState, Improvement]:
     """Closed-loop gradient and preconditioned step(s), or refinement; counts the episodes with a refused update.
 
-    `imagined` holds `hyper.imagined_in_all` trajectories, or is None.
+    `imagined` holds `settings.imagined_trajectories` trajectories, or is None.
     """
     measured = mean_cost(cost, rollout)
     felt = measured
-    if hyper.refines:
-        felt = jnp.where(state.refinement.active, felt_cost(steepened(cost, hyper), rollout, hyper.outlier), measured)
+    if settings.refines:
+        felt = jnp.where(state.refinement.active, felt_cost(steepened(cost, settings), rollout, settings), measured)
     felt = jnp.where(jnp.any(rollout.valid), felt, jnp.nan)  # an episode of which nothing was seen is no good one
-    radius = adapted_radius(state, felt, hyper)
-    policy, refinement, report = _improved(state, cost, rollout, imagined, radius, hyper)
+    radius = adapted_radius(state, felt, settings)
+    policy, refinement, report = _improved(state, cost, rollout, imagined, radius, settings)
     report = report._replace(cost=measured, surprise=felt / state.expected_cost)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)
     report = report._replace(step=report.step._replace(accepted=accepted))
     refused = jnp.where(accepted, 0, 1).astype(jnp.int32)
     state = LearnerState(
-        policy=keep_if(accepted, policy, state.policy),
+        policy=select_tree(accepted, policy, state.policy),
         dynamics=state.dynamics,
         optimizer=state.optimizer,
         key=state.key,
         radius=radius,
         expected_cost=jnp.where(accepted, report.predicted_cost, jnp.nan).astype(jnp.float32),
-        refinement=keep_if(accepted, refinement, Refinement.none(state.policy, hyper)),
+        refinement=select_tree(accepted, refinement, Refinement.none(state.policy, settings)),
         refused=state.refused + refused,
         refused_in_a_row=(state.refused_in_a_row + 1) * refused,
     )
     return state, report
-
-
-STILL_TRUSTED = 0.4
-"""Refinement goes on down to this share of the widest radius: after one halving, not after two."""
 
 
 def _improved(
@@ -84,39 +81,44 @@ def _improved(
     rollout: Rollout,
     imagined: Imagined | None,
     radius: Float[Array, ""],
-    hyper: Hyperparameters,
+    settings: Settings,
 ) -> tuple[Policy, Refinement, Improvement]:
     """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement in their place.
 
     One surprise does not end refinement; a second one before the radius is wide again does. It neither begins nor goes
     on where nothing was predicted for the policy that ran: after an operator's or the guard's change, for example.
     """
-    few = None if imagined is None else jax.tree.map(lambda a: a[: hyper.imagined], imagined)
+    few = None if imagined is None else jax.tree.map(lambda a: a[: settings.imagination.trajectories], imagined)
 
     def preconditioned() -> tuple[Policy, Refinement, Improvement]:
-        policy, report = improve_policy(state.policy, state.dynamics, cost, rollout, few, radius, hyper)
-        return policy, Refinement.none(policy, hyper), report
+        policy, report = improve_policy(state.policy, state.dynamics, cost, rollout, few, radius, settings)
+        return policy, Refinement.none(policy, settings), report
 
     def refined() -> tuple[Policy, Refinement, Improvement]:
         assert imagined is not None
-        fine = steepened(cost, hyper)
-        return refine_on_model(state.policy, state.dynamics, fine, rollout, imagined, radius, state.refinement, hyper)
+        fine = steepened(cost, settings)
+        return refine_on_model(
+            state.policy, state.dynamics, fine, rollout, imagined, radius, state.refinement, settings
+        )
 
-    if imagined is None or not hyper.refines:
+    if imagined is None or not settings.refines:
         return preconditioned()
-    enough = jnp.where(state.refinement.active, STILL_TRUSTED, 1.0) * hyper.radius_most
+    share = jnp.where(state.refinement.active, settings.refinement.min_radius_share, 1.0)
+    enough = share * settings.trust_region.max_radius
     trusted = (radius >= enough) & jnp.isfinite(state.expected_cost)
     return jax.lax.cond(trusted, refined, preconditioned)
 
 
-def steepened(cost: CostFunction, hyper: Hyperparameters) -> SquaresCost:
+def steepened(cost: CostFunction, settings: Settings) -> SquaresCost:
     """The cost that refinement minimises."""
-    return cast(SquaresCost, cost).steepened(hyper.refinement_limit_power)
+    return cast(SquaresCost, cost).steepened(settings.refinement.limit_power)
 
 
-def adapted_radius(state: LearnerState, cost: Float[Array, ""], hyper: Hyperparameters) -> Float[Array, ""]:
+def adapted_radius(state: LearnerState, cost: Float[Array, ""], settings: Settings) -> Float[Array, ""]:
     """The trust-region radius for this episode: wider when the last prediction came true, narrower when it did not."""
+    region = settings.trust_region
     surprise = cost / state.expected_cost
-    factor = jnp.where(surprise < 1.5, 1.5, jnp.where(surprise > 3.0, 0.5, 1.0))
+    shrink_or_stay = jnp.where(surprise > region.shrink_surprise, region.shrink, 1.0)
+    factor = jnp.where(surprise < region.growth_surprise, region.growth, shrink_or_stay)
     factor = jnp.where(jnp.isfinite(surprise), factor, 1.0)
-    return jnp.clip(state.radius * factor, 0.3 * hyper.radius, hyper.radius_most)
+    return jnp.clip(state.radius * factor, region.min_share * region.radius, region.max_radius)

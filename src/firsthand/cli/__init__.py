@@ -16,6 +16,7 @@ from .export import Export
 from .inspect import Inspect
 from .laboratory import check_laboratory, laboratory_commands, laboratory_hint
 from .machine import Machine
+from .options import check_options
 from .report import Report
 from .simulator import Simulator
 from .train import Train
@@ -48,6 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     try:
         check_laboratory(arguments)
+        check_options(arguments)
     except UserError as error:
         print(f"firsthand: {error}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
@@ -73,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if not _out_of_memory(error):
             raise
-        what = "there is not enough memory for this; ask for less, for example fewer --episodes or --imagined"
+        what = "there is not enough memory for this; ask for less, for example fewer --episodes"
         print(f"firsthand: {what}.", file=sys.stderr)
         sys.exit(WRONG_INPUT)
 

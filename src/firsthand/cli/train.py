@@ -6,13 +6,14 @@ import os
 import shlex
 import signal
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
+from .options import SettingsOptions, given_settings
 
 # What is not given is None, so that resuming can tell; the help must not show that.
 _Text = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
@@ -20,19 +21,6 @@ _Folder = Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")]
 _Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Number = Annotated[float | None, arg(metavar="X", help_behavior_hint="")]
 _Switch = Annotated[bool, arg(help_behavior_hint="")]
-
-HYPERPARAMETERS = (
-    "eta",
-    "alpha",
-    "epsilon",
-    "discount",
-    "policy_steps",
-    "imagined",
-    "refinement_steps",
-    "model_steps",
-    "model_rate",
-)
-"""The learner's settings that can be given on the command line."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +58,8 @@ class Train:
     """Write TensorBoard event files to the run's folder, too."""
     no_report: _Switch = False
     """Leave out the evaluation and the HTML report at the end."""
-    eta: _Number = None
-    """η, step size of the policy step."""
-    alpha: _Number = None
-    """α, weight of the change of commands in the preconditioner."""
-    epsilon: _Number = None
-    """ε, weight of the change of parameters in the preconditioner."""
-    discount: _Number = None
-    """γ, factor on the closed loop A + BK in the gradient."""
-    policy_steps: _Whole = None
-    """Policy steps per episode."""
-    imagined: _Whole = None
-    """Imagined trajectories that join the measured ones in each policy step."""
-    refinement_steps: _Whole = None
-    """Gauss–Newton steps per episode, once predictions have come true for a while; 0 is never."""
-    model_steps: _Whole = None
-    """Adam steps on the model per episode."""
-    model_rate: _Number = None
-    """Adam's step size."""
+    settings: Annotated[SettingsOptions, arg(name="")] = field(default_factory=SettingsOptions)  # pyright: ignore[reportInvalidTypeForm]
+    """Settings of the agent that differ from the preset's."""
 
     def run(self) -> int:
         """Train, evaluate, report."""
@@ -114,7 +86,7 @@ class Train:
             episodes=self.episodes,
             seed=self.seed or 0,
             payload_kg=self.payload or 0.0,
-            **self._given(HYPERPARAMETERS),
+            changes=given_settings(self.settings),
         )
         path = self.out or default_folder(config.robot, config.preset, config.seed)
         if self.init is not None and self.init_from is None:
@@ -262,11 +234,11 @@ class Train:
                 raise UserError(f"episodes is {self.episodes}, but {path} has {done} already; give at least as many.")
             self._check_origin(path, stored)
             # Settings come from the run, not from today's presets: they may have changed since it was started.
-            base = stored.hyper if self.preset in (None, stored.preset) else preset(self.preset)
+            base = stored.settings if self.preset in (None, stored.preset) else preset(self.preset)
             wanted = dataclasses.replace(
                 stored,
                 robot=robot,
-                hyper=dataclasses.replace(base, **self._given(HYPERPARAMETERS)),
+                settings=base.with_changes(given_settings(self.settings)),
                 episodes=max(stored.episodes, done) if self.episodes is None else self.episodes,
                 payload_kg=stored.payload_kg if self.payload is None else self.payload,
                 **self._given(("preset", "seed")),
@@ -274,7 +246,7 @@ class Train:
             # A robot file may move and change; what matters of it is in the control specification.
             may_move = moved and (stored.robot_file or is_address(robot))
             ignore = ("episodes", "unit", "robot_file", "robot") if may_move else ("episodes", "unit")
-            run.check_same_config(wanted.as_dict(), ignore=(*ignore, *_newer(run.config, stored, wanted)))
+            run.check_same_config(wanted.as_dict(), ignore=ignore)
             for change in provenance.differences(run.provenance, provenance.collect()):
                 say(f"Note: {change} The run goes on, but not bit for bit as it would have.")
         except BaseException:
@@ -296,12 +268,6 @@ class Train:
         if self.data and [log.path for log in stored.data] != [str(log.resolve()) for log in self.data]:
             was = ", ".join(log.path for log in stored.data) or "no logs"
             raise UserError(f"{path} was started with {was} as --data; leave out --data when resuming it.")
-
-
-def _newer(written: dict[str, Any], stored: Any, wanted: Any) -> list[str]:
-    """Settings that did not exist when the run was started; its values for them are today's defaults."""
-    names = [f.name for f in dataclasses.fields(stored.hyper) if f.name not in written["hyper"]]
-    return [f"hyper.{name}" for name in names if getattr(stored.hyper, name) == getattr(wanted.hyper, name)]
 
 
 def default_folder(robot: str, preset: str, seed: int) -> Path:

@@ -34,7 +34,7 @@ class RunInfo:
     def from_config(cls, config: Mapping[str, Any]) -> "RunInfo":
         """Read the `config` of config.json; `UserError` when this version cannot read it."""
         try:
-            hyper = config["hyper"]
+            step = config["settings"]["policy_step"]
             payload = float(config.get("payload_kg", 0.0))
             return cls(
                 robot=str(config["robot"]),
@@ -44,7 +44,7 @@ class RunInfo:
                 payload=f"{payload:g} kg" if payload else "",
                 unit=unit_of(str(config.get("unit", METRES.name))),
                 spec=ControlSpec.from_json(json.dumps(config["control_spec"])),
-                step_bound=float(hyper["eta"]) / (2 * math.sqrt(float(hyper["epsilon"]))),
+                step_bound=float(step["eta"]) / (2 * math.sqrt(float(step["epsilon"]))),
                 address=address_of(str(config["robot"])),
             )
         except (KeyError, TypeError, ValueError, SpecError, ZeroDivisionError) as error:

@@ -80,7 +80,7 @@ def closed_loop_gradient(
     cost: CostFunction,
     rollout: Rollout,
     discount: Float[Array, ""] | float = 1.0,
-    outlier: float | None = None,
+    outlier: Float[Array, ""] | float | None = None,
     *,
     chained: bool = False,
 ) -> PyTree:
@@ -107,39 +107,37 @@ def closed_loop_gradient(
     return pull(mu)[0]
 
 
-SHRINK = 0.92
-MOST_TRIES = 6
-
-
 def damped_gradient(
     policy: PyTree,
     dynamics: DynamicsFunction,
     cost: CostFunction,
     rollout: Rollout,
-    discount: float,
-    limit: float,
-    outlier: float | None = None,
+    discount: Float[Array, ""] | float,
+    limit: Float[Array, ""] | float,
+    outlier: Float[Array, ""] | float | None = None,
     *,
+    shrink: Float[Array, ""] | float = 0.92,
+    max_tries: int = 6,
     chained: bool = False,
 ) -> tuple[PyTree, Float[Array, ""]]:
     """The closed-loop gradient with the largest γ of a few, from `discount` down, at which its norm is at most `limit`.
 
     Where the model believes the closed loop unstable, the gradient grows without bound along the trajectory, and the
     preconditioned step, which falls like 1/‖∇‖, stops all learning. A smaller γ looks less far ahead and stays
-    meaningful: γ, 0.92 γ, 0.92² γ, … are tried in turn, at most six of them. The last is taken even if its gradient is
-    still too large: the step's bounds hold all the same. Returns the gradient and its γ.
+    meaningful: γ, sγ, s²γ, … with s = `shrink` are tried in turn, at most `max_tries` of them. The last is taken even
+    if its gradient is still too large: the step's bounds hold all the same. Returns the gradient and its γ.
     """
 
     def again(carry):
         gamma, _, _, tries = carry
-        gamma = jnp.where(tries == 0, gamma, SHRINK * gamma)
+        gamma = jnp.where(tries == 0, gamma, shrink * gamma)
         gradient = closed_loop_gradient(policy, dynamics, cost, rollout, gamma, outlier, chained=chained)
         norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
         return gamma, gradient, norm, tries + 1
 
     def unfinished(carry):
         _, _, norm, tries = carry
-        return ~(norm <= limit) & (tries < MOST_TRIES)
+        return ~(norm <= limit) & (tries < max_tries)
 
     nothing = jax.tree.map(jnp.zeros_like, eqx.filter(policy, eqx.is_array))
     dtype = rollout.states.dtype

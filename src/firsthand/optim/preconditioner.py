@@ -73,7 +73,7 @@ def command_jacobian(
     return flat, push, lambda y: transpose(y)[0], lambda phi: eqx.combine(unravel(phi), static)
 
 
-def conjugate_gradients(product, right, *, iterations: int, tolerance: float):
+def conjugate_gradients(product, right, *, iterations: int, tolerance: Float[Array, ""] | float):
     """w with M w ≈ `right` for the symmetric positive definite M that `product` applies, started at zero.
 
     Stops after `iterations`, or when ‖M w − right‖ ≤ `tolerance` · ‖right‖. Returns w, that relative residual, and the
@@ -109,7 +109,7 @@ def preconditioned_step(
     alpha: Float[Array, ""] | float,
     epsilon: Float[Array, ""] | float,
     iterations: int = 30,
-    tolerance: float = 1e-2,
+    tolerance: Float[Array, ""] | float = 1e-2,
     stride: int = 1,
     command_scale: Float[Array, " commands"] | float = 1.0,
 ) -> tuple[PyTree, StepReport]:

@@ -68,6 +68,6 @@ def figures_of(report: RunReport) -> dict[str, Figure]:
             step_bound=report.step_bound,
             steps_per_episode=task.trajectories * task.steps,
             trust_region=report.trust_region,
-            cg_tolerance=report.restored.config.hyper.cg_tolerance,
+            cg_tolerance=report.restored.config.settings.policy_step.cg_tolerance,
         ),
     }

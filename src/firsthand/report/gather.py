@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..agent.settings import option_words
 from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..models import Policy
@@ -49,14 +50,14 @@ class RunReport:
     @property
     def step_bound(self) -> float:
         """η/(2√ε), which no policy step exceeds."""
-        hyper = self.restored.config.hyper
-        return hyper.eta / (2 * math.sqrt(hyper.epsilon))
+        settings = self.restored.config.settings
+        return settings.policy_step.eta / (2 * math.sqrt(settings.policy_step.epsilon))
 
     @property
     def trust_region(self) -> bool:
         """Whether several policy steps per episode are taken, inside a trust region."""
-        hyper = self.restored.config.hyper
-        return hyper.policy_steps > 1 or hyper.imagined > 0
+        settings = self.restored.config.settings
+        return settings.policy_step.steps > 1 or settings.imagination.trajectories > 0
 
     @property
     def shape_names(self) -> str:
@@ -153,30 +154,20 @@ def _oracle(restored: RestoredRun) -> dict[str, Any] | None:
     return None if known is None else dataclasses.asdict(known)
 
 
-def reproduction(restored: RestoredRun, episodes: int) -> tuple[str, list[str]]:
-    """The command that makes the same run, and the settings it cannot express (they were changed from Python).
+def reproduction(restored: RestoredRun, episodes: int) -> str:
+    """The command that makes the same run.
 
     A run that was resumed may have more `episodes` than it was started with.
     """
-    from ..cli.train import Train
-
     config = restored.config
     words = ["firsthand", "train", config.robot, "--preset", config.preset]
     words += ["--episodes", str(max(episodes, config.episodes)), "--seed", str(config.seed)]
     if config.payload_kg:
         words += ["--payload", str(config.payload_kg)]
-    options = {field.name for field in dataclasses.fields(Train)}
-    preset = dataclasses.asdict(PRESETS[config.preset]) if config.preset in PRESETS else {}
-    others = []
-    for name, value in dataclasses.asdict(config.hyper).items():
-        if preset.get(name) == value:
-            continue
-        if name in options:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-        else:
-            others.append(f"{name} = {value}")
+    if config.preset in PRESETS:
+        words += option_words(config.settings, PRESETS[config.preset])
     if config.init_from is not None:
         words += ["--init-from", config.init_from.path, "--init", config.init_from.parts]
     if config.data:
         words += ["--data", *(log.path for log in config.data)]
-    return shlex.join(words), others
+    return shlex.join(words)

@@ -234,7 +234,7 @@ def _measures(metrics: TrackingMetrics, unit: Unit) -> tuple[str, ...]:
 
 
 def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
-    history, task, hyper = report.history, report.restored.task, report.restored.config.hyper
+    history, task, settings = report.history, report.restored.task, report.restored.config.settings
     step = history.column("step_norm")
     largest = float(np.nanmax(step)) if np.isfinite(step).any() else float("nan")
     refused = history.last("refused_updates")
@@ -243,7 +243,8 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
         ("refused updates", f"{number(refused, 0)} in {len(history)} episodes"),
         (
             "policy steps taken",
-            f"{number(finite_mean(history.column('policy_steps')), 1)} per episode, of at most {hyper.policy_steps}",
+            f"{number(finite_mean(history.column('policy_steps')), 1)} per episode, of at most "
+            f"{settings.policy_step.steps}",
         ),
         ("largest step norm", f"{number(largest, 3)}, at pace 1 of at most η/(2√ε) = {number(report.step_bound, 3)}"),
         ("at a position limit", f"{number(history.last('limit_hits'), 0)} of {total} steps in the last episode"),
@@ -253,7 +254,7 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
         ),
     )
     if report.trust_region:
-        radius = f"{number(history.last('radius'), 3)} now, of at most {hyper.radius_most:g}"
+        radius = f"{number(history.last('radius'), 3)} now, of at most {settings.trust_region.max_radius:g}"
         rows = (*rows, ("trust-region radius", radius))
     cells = "\n".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     caption = (
@@ -266,11 +267,9 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
 
 def _configuration(report: RunReport) -> str:
     restored = report.restored
-    command, others = reproduction(restored, len(report.history))
+    command = reproduction(restored, len(report.history))
     provenance = restored.folder.provenance
     note = ""
-    if others:
-        note = f"<p>{escape('These were set from Python and have no option: ' + ', '.join(others) + '.')}</p>\n"
     git = provenance.get("git")
     if isinstance(git, dict) and git.get("commit"):
         dirty = ", with uncommitted changes" if git.get("dirty") else ""

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..agent import Hyperparameters
+from ..agent import Settings
 from ..errors import UserError
 from ..robots.registry import make_task
 from ..robots.user_file import RobotFile, absolute_name, check_stored, found_again, robot_file, robot_file_notes
@@ -14,11 +15,8 @@ from ..tasks import Task
 from .origin import InitFrom, TakenLog
 from .presets import EPISODES, preset
 
-MOST_EPISODES = 100_000
+MAX_EPISODES = 100_000
 """Two months of robot time; more is a slip of the finger, and its data would not fit into memory."""
-
-MOST_STEPS = 1_000_000
-"""Of any kind within one episode; far beyond use, and still small enough to count with."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,8 @@ class TrainingConfig:
     """The robot's name."""
     preset: str
     """The preset's name."""
-    hyper: Hyperparameters
-    """The learner's settings, after the user's changes to the preset."""
+    settings: Settings
+    """The agent's settings, after the user's changes to the preset."""
     episodes: int
     """Episodes in all."""
     seed: int = 0
@@ -45,16 +43,8 @@ class TrainingConfig:
     """The file that the robot comes from, as it was when the run was started; None for a robot that is in none."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.episodes <= MOST_EPISODES:
-            raise UserError(f"episodes is {self.episodes}, but must lie between 1 and {MOST_EPISODES}.")
-        for name in ("policy_steps", "imagined", "model_steps", "refinement_steps", "refinement_batch"):
-            if getattr(self.hyper, name) > MOST_STEPS:
-                raise UserError(f"{name} is {getattr(self.hyper, name)}, but must be at most {MOST_STEPS}.")
-        if self.hyper.imagined_in_all > MOST_STEPS:
-            raise UserError(
-                f"refinement_steps is {self.hyper.refinement_steps} and refinement_batch "
-                f"{self.hyper.refinement_batch}, but their product must be at most {MOST_STEPS}."
-            )
+        if not 1 <= self.episodes <= MAX_EPISODES:
+            raise UserError(f"episodes is {self.episodes}, but must lie between 1 and {MAX_EPISODES}.")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
         if not 0 <= self.payload_kg <= 2000:
@@ -68,16 +58,14 @@ class TrainingConfig:
         episodes: int | None = None,
         seed: int = 0,
         payload_kg: float = 0.0,
-        **changes: Any,
+        changes: Mapping[str, Any] | None = None,
     ) -> "TrainingConfig":
-        """A preset for a robot, with the changes to its hyperparameters that are not None."""
-        make_task(robot)  # an unknown robot is said before anything else
-        base = preset(preset_name)
-        changed = {name: value for name, value in changes.items() if value is not None}
+        """A preset for a robot, with changes to its settings, such as `{"model.steps": 300}`."""
+        make_task(robot)  # an unknown robot is reported before anything else
         return TrainingConfig(
             robot=absolute_name(robot),
             preset=preset_name,
-            hyper=dataclasses.replace(base, **changed),
+            settings=preset(preset_name).with_changes(changes or {}),
             episodes=EPISODES[preset_name] if episodes is None else episodes,
             seed=seed,
             payload_kg=payload_kg,
@@ -106,10 +94,13 @@ class TrainingConfig:
         """
         if "recording" in data:
             raise UserError(f"{Path(where).parent} is a recording, not a training run: it has no policy.")
+        if "settings" not in data and "hyper" in data:
+            raise UserError(
+                f"{where} was written by an earlier version of firsthand, whose settings had no groups; open the run "
+                "with the version that its provenance names."
+            )
         try:
-            hyper = dict(data["hyper"])
-            hyper["model_hidden"] = tuple(hyper["model_hidden"])
-            separate = ("hyper", "init_from", "data", "robot_file")
+            separate = ("settings", "init_from", "data", "robot_file")
             fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name not in separate}
             file = fields["robot_file"] = RobotFile(**data["robot_file"]) if data.get("robot_file") else None
             check_stored(fields["robot"])
@@ -117,7 +108,7 @@ class TrainingConfig:
                 make_task(fields["robot"])
             fields["init_from"] = InitFrom(**data["init_from"]) if data.get("init_from") else None
             fields["data"] = tuple(TakenLog(**log) for log in data.get("data", ()))
-            config = TrainingConfig(hyper=Hyperparameters(**hyper), **fields)
+            config = TrainingConfig(settings=Settings.from_dict(data["settings"]), **fields)
         except KeyError as error:
             why = f"the field {error} is missing"
         except (TypeError, ValueError, UserError) as error:

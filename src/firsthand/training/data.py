@@ -9,6 +9,7 @@ from firsthand_onboard.references import build_reference
 from firsthand_onboard.signals import find_spikes, find_stuck_sensors, is_plausible, mark_memory
 
 from ..agent import Imagined, Rollout
+from ..agent.settings import ExcitationSettings, Settings
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
 
@@ -85,20 +86,25 @@ def at_rest_in(spec: ControlSpec, position: np.ndarray) -> np.ndarray:
     return measured
 
 
-def smooth_excitation(task: Task, amplitude: float, rng: np.random.Generator) -> np.ndarray:
+def is_excited(settings: Settings, episode: int) -> bool:
+    """Whether random commands are added in an episode, counted from 0."""
+    return settings.excitation.amplitude > 0 and episode < settings.excitation.episodes
+
+
+def smooth_excitation(task: Task, excitation: ExcitationSettings, rng: np.random.Generator) -> np.ndarray:
     """Smooth random commands `(trajectories, steps, commands)`: each channel a slow random walk that returns to zero.
 
-    First-order filtered noise with a time constant of half a second, of standard deviation `amplitude`/2 of the half
-    range and clipped at `amplitude`. The second half of each trajectory repeats the first with the opposite sign, so
+    First-order filtered noise with the given time constant, of standard deviation `amplitude`/2 of the half range and
+    clipped at `amplitude`. The second half of each trajectory repeats the first with the opposite sign, so
     that the robot comes back to about where it was.
     """
     spec = task.spec
     half_range = (np.asarray(spec.limits.command_high) - np.asarray(spec.limits.command_low)) / 2
-    keep = np.exp(-spec.period_s / 0.5)
+    keep = np.exp(-spec.period_s / excitation.time_constant_s)
     half = (task.steps + 1) // 2
     noise = rng.standard_normal((task.trajectories, half, len(half_range)))
     walk = np.zeros_like(noise)
     for k in range(1, half):
         walk[:, k] = keep * walk[:, k - 1] + np.sqrt(1 - keep**2) * noise[:, k]
     walk = np.concatenate([walk, -walk], axis=1)[:, : task.steps]
-    return (np.clip(0.5 * walk, -1.0, 1.0) * amplitude * half_range).astype(np.float32)
+    return (np.clip(0.5 * walk, -1.0, 1.0) * excitation.amplitude * half_range).astype(np.float32)

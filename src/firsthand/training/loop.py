@@ -20,7 +20,7 @@ from ..runs.pytrees import from_arrays, to_arrays
 from ..tasks import Task
 from .callbacks import Callback, EpisodeAbandoned, EpisodeSummary
 from .config import TrainingConfig
-from .data import as_rollout, at_rest_in, imagined_starts, smooth_excitation, visited_rows
+from .data import as_rollout, at_rest_in, imagined_starts, is_excited, smooth_excitation, visited_rows
 from .health import closed_loop_growth
 from .prior import Prior
 
@@ -68,9 +68,10 @@ class Trainer:
         self.task = robot.task
         spec = self.task.spec
         self.prior = prior or Prior()
-        self.state = self.prior.initial(LearnerState.random(spec, config.hyper, seed=config.seed))
+        self.state = self.prior.initial(LearnerState.random(spec, config.settings, seed=config.seed))
+        of_logs = config.settings.model.log_episodes * self.task.trajectories * self.task.steps
         own = config.episodes * self.task.trajectories * self.task.steps
-        self.buffer = self.prior.buffer(self.task, min(own, FIRST_CAPACITY))
+        self.buffer = self.prior.buffer(self.task, min(own, FIRST_CAPACITY), of_logs)
         self.episode = 0
         """Episodes done."""
         self.stop_requested = False
@@ -94,17 +95,17 @@ class Trainer:
     def run_episode(self) -> EpisodeSummary:
         """One episode of Algorithm 1, then its files."""
         self.phase = ""
-        task, hyper = self.task, self.config.hyper
+        task, settings = self.task, self.config.settings
         if self.episode == 0:  # before the callbacks, which look at the policy that is about to run
-            self.state = self.prior.warm_start(self.state, task, hyper, seed=self.config.seed)
+            self.state = self.prior.warm_start(self.state, task, settings, seed=self.config.seed)
         for callback in self.callbacks:
             callback.before_episode(self, self.episode + 1)
         policy = self.state.policy
         rng = np.random.Generator(np.random.Philox(key=[self.config.seed, self.episode]))
 
         goals = task.sample_goals(rng, self.whereabouts(), task.trajectories)
-        excited = hyper.excitation > 0 and self.episode < hyper.excited_episodes and not self.prior.has_seen_motion
-        excitation = smooth_excitation(task, hyper.excitation, rng) if excited else None
+        excited = is_excited(settings, self.episode) and not self.prior.has_seen_motion
+        excitation = smooth_excitation(task, settings.excitation, rng) if excited else None
         self.phase = "moving"
         record = self.robot.run_episode(policy, goals, excitation)
         self.phase = "learning"
@@ -112,7 +113,7 @@ class Trainer:
         rollout = as_rollout(task.spec, record)
         novelty = prediction_error(self.state.dynamics, rollout)
         self.buffer = append(self.buffer, rollout)
-        self.state, model = update_model(self.state, self.buffer, rollout, hyper)
+        self.state, model = update_model(self.state, self.buffer, rollout, settings)
         self.state, report = self.improved(record, rollout, model, rng)
         growth = closed_loop_growth(policy, self.state.dynamics, rollout)
         jax.block_until_ready(self.state)
@@ -145,16 +146,16 @@ class Trainer:
     ) -> tuple[LearnerState, Improvement]:
         """The policy's update, along the measured trajectories and those imagined besides."""
         imagined = self.imagined_in_all(record, rng)
-        return update_policy(self.state, self.task.cost, rollout, imagined, model, self.config.hyper)
+        return update_policy(self.state, self.task.cost, rollout, imagined, model, self.config.settings)
 
     def imagined_in_all(self, record: EpisodeRecord, rng: np.random.Generator) -> Imagined | None:
         """Those of the preconditioned steps, then what refinement needs besides.
 
         Drawn one after the other, so that a run is the same with and without refinement until it begins.
         """
-        hyper = self.config.hyper
-        few = self.imagined(record, hyper.imagined, rng)
-        more = self.imagined(record, hyper.imagined_in_all - hyper.imagined, rng)
+        settings = self.config.settings
+        few = self.imagined(record, settings.imagination.trajectories, rng)
+        more = self.imagined(record, settings.imagined_trajectories - settings.imagination.trajectories, rng)
         return few if few is None or more is None else few.joined(more)
 
     def imagined(self, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:

@@ -1,24 +1,26 @@
-"""Presets: complete settings of the learner by name."""
+"""Presets: complete settings of the agent by name."""
 
-from ..agent.hyperparameters import Hyperparameters
+from ..agent.settings import Settings
 from ..errors import UserError, suggest
 
-PRESETS: dict[str, Hyperparameters] = {
+PRESETS: dict[str, Settings] = {
     # The paper's algorithm: one preconditioned step per episode, along the measured trajectories.
-    "paper": Hyperparameters(),
+    "paper": Settings(),
     # Ours: several steps per episode on the corrected model, with imagined trajectories, and a better fitted model;
     # Gauss–Newton steps once predictions have come true.
-    "fast": Hyperparameters(
-        policy_steps=20,
-        pace_growth=1.5,
-        imagined=30,
-        excited_episodes=2,
-        model_steps=1500,
-        model_rate_end=0.05,
-        outlier=3.0,
-        jacobian_stride=5,
-        cg_iterations=15,
-        refinement_steps=8,
+    "fast": Settings().with_changes(
+        {
+            "policy_step.steps": 20,
+            "policy_step.pace_growth": 1.5,
+            "policy_step.outlier": 3.0,
+            "policy_step.jacobian_stride": 5,
+            "policy_step.cg_iterations": 15,
+            "model.steps": 1500,
+            "model.rate_end": 0.05,
+            "imagination.trajectories": 30,
+            "refinement.steps": 8,
+            "excitation.episodes": 2,
+        }
     ),
 }
 
@@ -26,8 +28,8 @@ EPISODES = {"paper": 200, "fast": 40}
 """How many episodes a run has unless told otherwise."""
 
 
-def preset(name: str) -> Hyperparameters:
-    """The hyperparameters of a preset; an unknown name is answered with the near one."""
+def preset(name: str) -> Settings:
+    """The settings of a preset; an unknown name is answered with the near one."""
     if name not in PRESETS:
         raise UserError(f"There is no preset {name!r}{suggest(name, tuple(PRESETS))}; known are {', '.join(PRESETS)}.")
     return PRESETS[name]

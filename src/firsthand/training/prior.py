@@ -1,6 +1,5 @@
 """Starting from what is there: another run's model and policy, and logs in the buffer before the first episode."""
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import initial_state
 
-from ..agent import Buffer, Hyperparameters, LearnerState, Rollout, append_rows, update_policy
+from ..agent import Buffer, LearnerState, Rollout, Settings, append_rows, update_policy
 from ..agent.model_learning import ModelReport, learn_model
 from ..errors import UserError
 from ..logs import Transitions, read_log, spec_difference
@@ -32,12 +31,6 @@ from .data import at_rest_in, imagined_starts
 from .origin import InitFrom, Parts, TakenLog, check_parts
 
 WEIGHTS = "init.safetensors"
-MODEL_ROUNDS = 10
-"""Most times that an episode's number of Adam steps is taken on the logs before the first episode."""
-KEPT_EPISODES = 10
-"""Most of the logs that stays in the buffer, in episodes' worth of transitions."""
-POLICY_ROUNDS = 10
-"""How many episodes are imagined before the first real one, where the policy starts from random weights."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +90,14 @@ class Prior:
             state = eqx.tree_at(lambda s, part=part: getattr(s, part), state, new)
         return state
 
-    def buffer(self, task: Task, capacity: int, share: int | None = None) -> Buffer:
-        """A buffer for so many transitions of the robot's own, with evenly spaced rows of the logs in it.
+    def buffer(self, task: Task, capacity: int, max_rows: int) -> Buffer:
+        """A buffer for `capacity` transitions of the robot's own, with evenly spaced rows of the logs in it.
 
-        There are at most `share` of them, by default `KEPT_EPISODES` episodes' worth. The model draws its batches
-        evenly from the buffer: all of a long log would drown what the robot does now.
+        There are at most `max_rows` of them. The model draws its batches evenly from the buffer: all of a long log
+        would drown what the robot does now.
         """
         layout = task.spec.layout
-        most = KEPT_EPISODES * task.trajectories * task.steps if share is None else share
-        count = min(self.rows, most)
+        count = min(self.rows, max_rows)
         buffer = Buffer.empty(capacity + count, layout.size, layout.num_commands, layout.num_measured)
         if not count:
             return buffer
@@ -113,26 +105,26 @@ class Prior:
         states, commands, following = (np.concatenate(column)[rows] for column in zip(*self.taken, strict=True))
         return append_rows(buffer, states, commands, following)
 
-    def warm_start(self, state: LearnerState, task: Task, hyper: Hyperparameters, *, seed: int) -> LearnerState:
+    def warm_start(self, state: LearnerState, task: Task, settings: Settings, *, seed: int) -> LearnerState:
         """Before the first episode: the model learns from all of the logs, then a random policy from the model.
 
         The model takes as many Adam steps as it would have if the robot had gathered the same data, but at most
-        `MODEL_ROUNDS` episodes' worth. The policy practises in `POLICY_ROUNDS` imagined episodes; the paper's
-        algorithm, which imagines nothing, leaves that out.
+        `model.log_rounds` episodes' worth. The policy practises in `imagination.practice_episodes` imagined episodes;
+        the paper's algorithm, which imagines nothing, leaves that out.
         """
         if not self.rows:
             return state
-        buffer = self.buffer(task, 0, share=self.rows)
-        rounds = min(max(self.rows // (task.trajectories * task.steps), 1), MODEL_ROUNDS)
+        buffer = self.buffer(task, 0, self.rows)
+        rounds = min(max(self.rows // (task.trajectories * task.steps), 1), settings.model.log_rounds)
         report = None
         for _ in range(rounds):
             key, batch_key = jax.random.split(state.key)
-            dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, hyper, key=batch_key)
+            dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, settings, key=batch_key)
             state = eqx.tree_at(lambda s: (s.dynamics, s.optimizer, s.key), state, (dynamics, optimizer, key))
         trained = self.init is not None and self.init.takes_policy
-        if report is None or trained or not hyper.imagined:
+        if report is None or trained or not settings.imagination.trajectories:
             return state
-        return practise(state, buffer, report, task, hyper, np.random.default_rng([seed, 0xDA7A]))
+        return practise(state, buffer, report, task, settings, np.random.default_rng([seed, 0xDA7A]))
 
 
 def practise(
@@ -140,25 +132,25 @@ def practise(
     buffer: Buffer,
     model: ModelReport,
     task: Task,
-    hyper: Hyperparameters,
+    settings: Settings,
     rng: np.random.Generator,
 ) -> LearnerState:
     """The policy after some episodes that only the model has seen."""
     # Nothing is refined: a model that agrees with itself has earned no trust.
-    hyper = dataclasses.replace(hyper, refinement_steps=0)
+    settings = settings.with_changes({"refinement.steps": 0})
     rows = np.asarray(buffer.states[: int(buffer.size)])
     first = state
     home = at_rest_in(task.spec, np.asarray(task.home))
-    for _ in range(POLICY_ROUNDS):
+    for _ in range(settings.imagination.practice_episodes):
         starts = rows[rng.integers(len(rows), size=task.trajectories)]
         starts[0] = initial_state(task.spec.layout, home, neutral(task.spec))
         record = _only_starts(task, starts)
         fresh = imagined_starts(task, record, task.trajectories, rng)
-        extra = imagined_starts(task, record, hyper.imagined, rng)
+        extra = imagined_starts(task, record, settings.imagination.trajectories, rng)
         if fresh is None or extra is None:
             return state
         rollout = modelled(state.policy, state.dynamics, fresh.starts, fresh.previews)
-        state, _ = update_policy(state, task.cost, rollout, extra, model, hyper)
+        state, _ = update_policy(state, task.cost, rollout, extra, model, settings)
     # The trust region and its bookkeeping start afresh: the robot has not been asked yet.
     return eqx.tree_at(lambda s: s.policy, first, state.policy)
 

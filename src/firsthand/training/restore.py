@@ -89,7 +89,7 @@ class RestoredRun:
         checkpoint = self.folder.load_checkpoint()
         for note in checkpoint.notes:
             say(note)
-        template = LearnerState.random(self.task.spec, self.config.hyper, seed=self.config.seed)
+        template = LearnerState.random(self.task.spec, self.config.settings, seed=self.config.seed)
         learner = {name: array for name, array in checkpoint.arrays.items() if name.startswith("learner.")}
         return from_arrays({"learner": template}, learner, may_lack="refinement")["learner"].policy
 

@@ -24,7 +24,13 @@ from .ledger import Ledger
 from .setup import plant_and_task
 from .view import Controller, Stepper, decision_ms
 
-TINY = {"model_steps": 10, "policy_steps": 2, "imagined": 3, "refinement_steps": 1, "refinement_batch": 2}
+TINY = {
+    "model.steps": 10,
+    "policy_step.steps": 2,
+    "imagination.trajectories": 3,
+    "refinement.steps": 1,
+    "refinement.batch": 2,
+}
 
 
 class Timed(SimulatedRobot):
@@ -82,7 +88,7 @@ def _run(kind: type[Trainer], preset: str, says: str, parameters: dict[str, Any]
     plant, task = plant_and_task(parameters["robot"], tiny=tiny)
     changes = dict(TINY) if tiny else {}
     config = TrainingConfig.of(
-        parameters["robot"], preset, episodes=parameters["episodes"], seed=parameters["seed"], **changes
+        parameters["robot"], preset, episodes=parameters["episodes"], seed=parameters["seed"], changes=changes
     )
     ledger = Ledger(folder, Stepper(plant, task), parameters["marks"], report)
     robot = Timed(plant, task, seed=config.seed)
@@ -92,7 +98,7 @@ def _run(kind: type[Trainer], preset: str, says: str, parameters: dict[str, Any]
         began = time.process_time() - robot.simulation_s
         episode = trainer.run_episode()
         computing = acting + time.process_time() - robot.simulation_s - began
-        updates += episode.metrics["policy_steps"] + config.hyper.model_steps
+        updates += episode.metrics["policy_steps"] + config.settings.model.steps
         error = tracking_metrics(task.spec, (episode.record,)).mean_error  # every step counts, as for the peers
         ledger.episode(trainer.episode, error, computing, updates)
         ledger.test(trainer.episode, PolicyController(trainer.state.policy))
@@ -115,4 +121,4 @@ class Imagining(Trainer):
         assert own is not None
         dreamed = modelled(self.state.policy, self.state.dynamics, own.starts, own.previews)
         rest = self.imagined_in_all(record, rng)
-        return update_policy(self.state, self.task.cost, dreamed, rest, model, self.config.hyper)
+        return update_policy(self.state, self.task.cost, dreamed, rest, model, self.config.settings)

@@ -16,12 +16,12 @@ EPISODES = {"full": 400, "quick": 40, "tiny": 16}
 SPEEDS = (0.25, 0.5, 0.75, 1.0, 1.293)
 """Cruising speeds of table 1 (m/s), up to the paper's highest."""
 TINY_TASK: dict[str, Any] = {"trajectories": 2, "steps": 20, "hidden": [8, 8]}
-TINY_HYPER: dict[str, Any] = {
-    "model_hidden": [8, 8],
-    "model_steps": 10,
-    "model_batch": 16,
-    "cg_iterations": 3,
-    "refinement_batch": 2,
+TINY_SETTINGS: dict[str, Any] = {
+    "model.hidden": [8, 8],
+    "model.steps": 10,
+    "model.batch": 16,
+    "policy_step.cg_iterations": 3,
+    "refinement.batch": 2,
 }
 """For the tests: nothing is learned, but everything is run."""
 MOST_TOGETHER = 4
@@ -30,7 +30,7 @@ MOST_TOGETHER = 4
 
 def small(size: Size) -> dict[str, Any]:
     """What the tests' size changes in any set-up."""
-    return size.pick(full={}, quick={}, tiny={"task": TINY_TASK, "hyper": TINY_HYPER})
+    return size.pick(full={}, quick={}, tiny={"task": TINY_TASK, "settings": TINY_SETTINGS})
 
 
 def groups(seeds: int) -> list[tuple[int, ...]]:

@@ -27,7 +27,7 @@ from . import files
 from .base import Report
 from .deployment_machine import oil_after
 from .learning import known_or_nan, write_rows
-from .theory.setup import hyper_of, task_of
+from .theory.setup import settings_of, task_of
 
 MACHINE = "firsthand_lab.experiments.deployment_machine:WorkingExcavator"
 KEPT = ("episode", "robot_time_s", "tracking_error", "controller_loss", "model_loss", "prediction_error", "authority")
@@ -43,7 +43,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     config = TrainingConfig(
         robot="excavator-pressure",
         preset=parameters["preset"],
-        hyper=hyper_of(parameters),
+        settings=settings_of(parameters),
         episodes=parameters["episodes"],
         seed=parameters["seed"],
     )

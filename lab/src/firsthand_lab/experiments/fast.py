@@ -17,7 +17,7 @@ from firsthand.report.style import PALETTE, log_scale, styled
 
 from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Report, Result, Seeds, Size, Verdict
-from .baseline import TINY_HYPER, TINY_TASK
+from .baseline import TINY_SETTINGS, TINY_TASK
 from .theory.curves import log_across
 
 RUNNER = f"{__name__}:run"
@@ -97,7 +97,7 @@ class Fast(Experiment):
                     "marks": marks,
                     "payloads": [list(change) for change in condition.payloads],
                     "faulty": condition.faulty,
-                    "hyper": size.pick(full={}, quick={}, tiny=TINY_HYPER),
+                    "settings": size.pick(full={}, quick={}, tiny=TINY_SETTINGS),
                     "task": size.pick(full={}, quick={}, tiny=TINY_TASK),
                 }
                 name = f"{condition.name}-seed-{seed}"
@@ -338,7 +338,7 @@ def prepared(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
     config = TrainingConfig.of(
         parameters["robot"], parameters["preset"], episodes=parameters["episodes"], seed=parameters["seed"]
     )
-    config = dataclasses.replace(config, hyper=dataclasses.replace(config.hyper, **tuples(parameters["hyper"])))
+    config = dataclasses.replace(config, settings=config.settings.with_changes(parameters["settings"]))
     make = soft_arm_task if parameters["robot"] == "soft-arm" else excavator_task
     task = make(**tuples(parameters["task"]))
     source = ROBOTS[parameters["robot"]]

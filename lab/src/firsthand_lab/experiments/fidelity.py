@@ -212,7 +212,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             group.state = eqx.tree_at(
                 lambda s: (s.policy, s.dynamics, s.optimizer), group.state, tuple(learned.values())
             )
-            group.episode = parameters["hyper"]["excited_episodes"]  # it has seen motion: no random commands
+            group.episode = parameters["settings"]["excitation.episodes"]  # it has seen motion: no random commands
             transfer["real_shapes_error"] = group.evaluate()[0].mean_error
         phase(group, name)
         files.write_arrays(kept, to_arrays(learned), {"rows": rows, "transfer": transfer})

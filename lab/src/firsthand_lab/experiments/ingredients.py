@@ -9,23 +9,23 @@ from matplotlib.figure import Figure
 from firsthand.report.style import PALETTE, episode_axis, log_scale, styled
 
 from .base import Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
-from .baseline import TINY_HYPER, small
+from .baseline import TINY_SETTINGS, small
 from .curves import gather
 from .learning import SHAPES, Setup
 
 COMPLETE = "complete"
 LEFT_OUT: dict[str, dict[str, Any]] = {
     COMPLETE: {},
-    "nothing imagined": {"imagined": 0},
-    "steps do not grow": {"pace_growth": 1.0},
-    "one excited episode": {"excited_episodes": 1},
-    "no trust region": {"radius": 100.0, "radius_most": 100.0, "refinement_steps": 0},
-    "no refinement": {"refinement_steps": 0},
-    "300 Adam steps": {"model_steps": 300},
-    "one policy step": {"policy_steps": 1, "imagined": 0},
-    "ten imagined": {"imagined": 10},
-    "Adam's rate constant": {"model_rate_end": 1.0},
-    "no outlier scaling": {"outlier": 0.0},
+    "nothing imagined": {"imagination.trajectories": 0},
+    "steps do not grow": {"policy_step.pace_growth": 1.0},
+    "one excited episode": {"excitation.episodes": 1},
+    "no trust region": {"trust_region.radius": 100.0, "trust_region.max_radius": 100.0, "refinement.steps": 0},
+    "no refinement": {"refinement.steps": 0},
+    "300 Adam steps": {"model.steps": 300},
+    "one policy step": {"policy_step.steps": 1, "imagination.trajectories": 0},
+    "ten imagined": {"imagination.trajectories": 10},
+    "Adam's rate constant": {"model.rate_end": 1.0},
+    "no outlier scaling": {"policy_step.outlier": 0.0},
 }
 """What is left out, and how; without imagined trajectories there is no refinement either."""
 EPISODES = {"full": 8, "quick": 3, "tiny": 2}
@@ -54,8 +54,8 @@ class Ingredients(Experiment):
                 marks=MARKS[size.name],
                 **small(size),
             )
-            hyper = {**size.pick(full={}, quick={}, tiny=TINY_HYPER), **LEFT_OUT[name]}
-            setup = dataclasses.replace(setup, hyper=hyper)
+            settings = {**size.pick(full={}, quick={}, tiny=TINY_SETTINGS), **LEFT_OUT[name]}
+            setup = dataclasses.replace(setup, settings=settings)
             jobs.append(setup.job(name.replace(" ", "-").replace("'", ""), weight=4.0))
         return jobs
 

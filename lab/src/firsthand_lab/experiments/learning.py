@@ -37,8 +37,8 @@ class Setup:
     robot: str = "excavator"
     """A simulated robot by name."""
     preset: str = "paper"
-    """Settings of the learner …"""
-    hyper: dict[str, Any] = field(default_factory=dict)
+    """Settings of the agent …"""
+    settings: dict[str, Any] = field(default_factory=dict)
     """… and what is changed in them."""
     task: dict[str, Any] = field(default_factory=dict)
     """What is changed in the robot's task: its arguments."""
@@ -85,7 +85,6 @@ class Setup:
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Learn, from the last checkpoint on; the same seeds give the same data on one core."""
-    from firsthand.agent import Hyperparameters
     from firsthand.robots.registry import find_robot
     from firsthand.tasks import excavator_task, soft_arm_task
     from firsthand.training.presets import preset
@@ -95,7 +94,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     setup = Setup.of(parameters)
     tasks = {"soft-arm": soft_arm_task}
     task = tasks.get(setup.robot, excavator_task)(**tuples(setup.task))
-    hyper: Hyperparameters = dataclasses.replace(preset(setup.preset), **tuples(setup.hyper))
+    settings = preset(setup.preset).with_changes(setup.settings)
     source = find_robot(setup.robot)
 
     def plant(kg: float) -> Any:
@@ -105,7 +104,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         return robot.plant
 
     plants = {kg: plant(kg) for kg in {0.0, *(kg for _, kg in setup.payloads)}}
-    together = Together(plants[0.0], task, hyper, setup.seeds, episodes=setup.episodes)
+    together = Together(plants[0.0], task, settings, setup.seeds, episodes=setup.episodes)
     log = Log(folder, setup)
     log.resume(together)
     note = ""

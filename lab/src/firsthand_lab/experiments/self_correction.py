@@ -215,7 +215,15 @@ def learn(parameters: dict[str, Any], variant: str, report: Report) -> list[dict
             starts = trajectory_starts(group.plant, member(now[0], i), record.commands, record.starts)
             references = jnp.asarray(record.references)
             found = gradient_report(
-                group.plant, group.task, group.hyper, old.policy, new.policy, new.dynamics, rollout, starts, references
+                group.plant,
+                group.task,
+                group.settings,
+                old.policy,
+                new.policy,
+                new.dynamics,
+                rollout,
+                starts,
+                references,
             )
             rows.append(
                 {
@@ -264,7 +272,7 @@ def wrong_model(parameters: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     for wrong in episodes:
         taught.remember(wrong)
     rollout = stacked([as_rollout(taught.task.spec, record) for record in episodes[-1]])
-    learn_all = eqx.filter_jit(eqx.filter_vmap(lambda s, b, r: update_model(s, b, r, taught.hyper)[0]))
+    learn_all = eqx.filter_jit(eqx.filter_vmap(lambda s, b, r: update_model(s, b, r, taught.settings)[0]))
     state = taught.state
     for _ in range(parameters["rounds"]):
         state = learn_all(state, taught.buffer, rollout)

@@ -1,21 +1,18 @@
 """The paper's remark on hyperparameters: how the result depends on α, ε and η."""
 
-import dataclasses
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from firsthand.agent import Hyperparameters
+from firsthand.agent.trees import stack_settings
 from firsthand.report.style import plain_number, styled
 
 from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Report, Result, Seeds, Size, Verdict
-from .baseline import TINY_HYPER, TINY_TASK
+from .baseline import TINY_SETTINGS, TINY_TASK
 from .throughput import CAPACITY
 
 RUNNER = f"{__name__}:run"
@@ -39,28 +36,6 @@ WINDOW = 10
 MOST_TOGETHER = 15
 """Settings in one job, at most."""
 FILE = "errors.csv"
-
-
-@dataclass(frozen=True)
-class Varied(Hyperparameters):
-    """Settings whose α, ε and η are arrays with an entry per member of `Together`, so that one program serves all."""
-
-    def __post_init__(self) -> None:
-        """The entries were checked when they were numbers."""
-
-    @staticmethod
-    def of(settings: list[Hyperparameters]) -> "Varied":
-        """Settings that differ in nothing else."""
-        import jax.numpy as jnp
-
-        columns = {name: jnp.asarray([getattr(s, name) for s in settings], jnp.float32) for name in NAMES}
-        others: dict[str, Any] = {f.name: getattr(settings[0], f.name) for f in dataclasses.fields(Varied)}
-        return Varied(**{**others, **columns})
-
-
-jax.tree_util.register_dataclass(
-    Varied, data_fields=NAMES, meta_fields=[f.name for f in dataclasses.fields(Varied) if f.name not in NAMES]
-)
 
 
 def settings(size: str) -> list[dict[str, float]]:
@@ -139,12 +114,15 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
     tiny = parameters["tiny"]
     task = excavator_task(**tuples(TINY_TASK if tiny else {}))
-    base = dataclasses.replace(preset("paper"), **tuples(TINY_HYPER if tiny else {}))
-    chosen = [dataclasses.replace(base, **values) for values in parameters["settings"]]
+    base = preset("paper").with_changes(TINY_SETTINGS if tiny else {})
+    chosen = [
+        base.with_changes({f"policy_step.{name}": value for name, value in values.items()})
+        for values in parameters["settings"]
+    ]
     robot: Any = make_robot("excavator", task)
     seeds = [parameters["seed"]] * len(chosen)
     together = Together(robot.plant, task, chosen[0], seeds, episodes=max(parameters["episodes"], CAPACITY))
-    together.hyper = Varied.of(chosen)
+    together.settings = stack_settings(chosen)
     curves = []
     for episode in range(1, parameters["episodes"] + 1):
         curves.append(together.run_episode()["tracking_error"])

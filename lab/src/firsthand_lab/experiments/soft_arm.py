@@ -7,7 +7,7 @@ from firsthand.report.style import PALETTE, REFERENCE, styled
 
 from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
-from .baseline import TINY_HYPER, jobs_of
+from .baseline import TINY_SETTINGS, jobs_of
 from .curves import Curves, gather
 from .drawing import two_losses
 from .learning import SHAPES, Setup
@@ -30,7 +30,7 @@ class SoftArm(Experiment):
 
     def jobs(self, size: Size) -> list[Job]:
         """One set-up."""
-        tiny = {"task": {"trajectories": 2, "steps": 20, "hidden": [8, 8]}, "hyper": TINY_HYPER}
+        tiny = {"task": {"trajectories": 2, "steps": 20, "hidden": [8, 8]}, "settings": TINY_SETTINGS}
         changes = size.pick(full={}, quick={}, tiny=tiny)
         setup = Setup(robot="soft-arm", episodes=EPISODES[size.name], marks=MARKS[size.name], **changes)
         return jobs_of(setup, "soft-arm-paper", size.seeds, weight=1.0)

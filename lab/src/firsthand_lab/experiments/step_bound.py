@@ -60,7 +60,7 @@ class StepBound(Experiment):
     def conclude(self, size: Size, results: list[Result]) -> Finding:
         """Measured maxima beside the formula's."""
         swept, learned = results[0].csv("sweep.csv"), results[0].csv("learning.csv")
-        hyper = results[0].job.parameters["hyper"]
+        settings = results[0].job.parameters["settings"]
         rows = []
         for epsilon in EPSILONS:
             at = (swept["epsilon"] == epsilon) & (swept["alpha"] == 0.0)
@@ -78,7 +78,7 @@ class StepBound(Experiment):
                 Comparison(f"largest deviation from ‖∇‖/(ε + ‖∇‖²), ε = {epsilon:g}", f"{100 * off:.2f} %", "0 %"),
             ]
         shares = swept["step"] * 2.0 * np.sqrt(swept["epsilon"])
-        real = learned["step_norm"] * 2.0 * np.sqrt(hyper["epsilon"]) / hyper["eta"]
+        real = learned["step_norm"] * 2.0 * np.sqrt(settings["policy_step.epsilon"]) / settings["policy_step.eta"]
         rows += [
             Comparison(
                 f"longest of {len(shares)} scaled steps, in bounds",
@@ -105,7 +105,7 @@ class StepBound(Experiment):
             _verdict(passed),
             text,
             tuple(rows),
-            figures={"step-bound": step_figure(swept, learned, hyper)},
+            figures={"step-bound": step_figure(swept, learned, settings)},
             tables={"sweep": swept, "learning": learned},
         )
 
@@ -115,7 +115,7 @@ def _verdict(holds: bool) -> Verdict:
 
 
 @styled
-def step_figure(swept: dict[str, np.ndarray], learned: dict[str, np.ndarray], hyper: dict[str, Any]) -> Figure:
+def step_figure(swept: dict[str, np.ndarray], learned: dict[str, np.ndarray], settings: dict[str, Any]) -> Figure:
     """Step length over gradient norm, measured on the formula's curves, with the bounds."""
     figure = Figure(figsize=(6.8, 4.6), layout="constrained")
     axes = figure.subplots()
@@ -141,8 +141,8 @@ def step_figure(swept: dict[str, np.ndarray], learned: dict[str, np.ndarray], hy
                 markerfacecolor="none" if marker == "o" else color,
             )
             shown.append(swept["step"][at])
-    steps = learned["step_norm"] / hyper["eta"]
-    label = f"steps of learning, ε = {hyper['epsilon']:g}, α = {hyper['alpha']:g}"
+    steps = learned["step_norm"] / settings["policy_step.eta"]
+    label = f"steps of learning, ε = {settings['policy_step.epsilon']:g}, α = {settings['policy_step.alpha']:g}"
     axes.plot(learned["gradient_norm"], steps, color=INK, marker=".", markersize=4, linestyle="none", label=label)
     log_across(axes)
     log_scale(axes, [*shown, steps])

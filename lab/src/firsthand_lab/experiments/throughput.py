@@ -6,7 +6,7 @@ from typing import Any
 
 from . import files
 from .base import Job, Report, Size
-from .baseline import TINY_HYPER, TINY_TASK
+from .baseline import TINY_SETTINGS, TINY_TASK
 
 RUNNER = f"{__name__}:run"
 FILE = "throughput.csv"
@@ -25,7 +25,6 @@ def job(size: Size) -> Job:
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Core-seconds of whole episodes (rollout, model, policy), after two that compile."""
-    import dataclasses
 
     import jax
 
@@ -38,11 +37,11 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
     tiny = parameters["tiny"]
     task = excavator_task(**tuples(TINY_TASK if tiny else {}))
-    hyper = dataclasses.replace(preset("paper"), **tuples(TINY_HYPER if tiny else {}))
+    settings = preset("paper").with_changes(TINY_SETTINGS if tiny else {})
     plant: Any = make_robot("excavator", task)
     rows = []
     for count in parameters["seeds"]:
-        together = Together(plant.plant, task, hyper, range(count), episodes=CAPACITY)
+        together = Together(plant.plant, task, settings, range(count), episodes=CAPACITY)
         together.run_episode()
         together.run_episode()
         jax.block_until_ready(together.state)

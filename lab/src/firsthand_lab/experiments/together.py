@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from firsthand.agent import Hyperparameters, Imagined, LearnerState, Rollout, update_model, update_policy
+from firsthand.agent import Imagined, LearnerState, Rollout, Settings, update_model, update_policy
 from firsthand.agent.buffer import Buffer, written
 from firsthand.agent.model_learning import ModelReport, prediction_error
 from firsthand.errors import UserError
@@ -20,7 +20,7 @@ from firsthand.plants.base import AbstractPlant
 from firsthand.robots.base import EpisodeRecord
 from firsthand.robots.simulated import SimulatedRobot, run_trajectories
 from firsthand.tasks import Task
-from firsthand.training.data import as_rollout, at_rest_in, imagined_starts, smooth_excitation, visited_rows
+from firsthand.training.data import as_rollout, at_rest_in, imagined_starts, is_excited, smooth_excitation, visited_rows
 
 
 class Together:
@@ -28,17 +28,17 @@ class Together:
 
     Seed by seed it computes what `training.Trainer` computes, with the same random numbers; only the order of sums in
     the vectorised calls differs. Where that cannot be, because one of several seeds has no sound start to imagine
-    trajectories from, it stops. `plant` and `hyper` may be changed between episodes: a payload, a frozen model.
-    `hyper` may be a pytree with a leading axis (see `sensitivity.Varied`): then every seed has settings of its own.
+    trajectories from, it stops. `plant` and `settings` may be changed between episodes: a payload, a frozen model.
+    `settings` may have arrays with a leading axis (see `agent.trees.stack_settings`): then every seed has its own.
     """
 
     def __init__(
-        self, plant: AbstractPlant, task: Task, hyper: Hyperparameters, seeds: Sequence[int], *, episodes: int
+        self, plant: AbstractPlant, task: Task, settings: Settings, seeds: Sequence[int], *, episodes: int
     ) -> None:
-        self.plant, self.task, self.hyper, self.seeds = plant, task, hyper, tuple(seeds)
+        self.plant, self.task, self.settings, self.seeds = plant, task, settings, tuple(seeds)
         self.episode = 0
         """Episodes done."""
-        self.state = stacked([LearnerState.random(task.spec, hyper, seed=seed) for seed in self.seeds])
+        self.state = stacked([LearnerState.random(task.spec, settings, seed=seed) for seed in self.seeds])
         layout = task.spec.layout
         capacity = episodes * task.trajectories * task.steps
         empty = Buffer.empty(capacity, layout.size, layout.num_commands, layout.num_measured)
@@ -53,16 +53,16 @@ class Together:
 
         With `learn_model` false the model stays as it is (the data is kept all the same).
         """
-        task, hyper = self.task, self.hyper
+        task, settings = self.task, self.settings
         measured = np.asarray(self._now[1])[:, : task.spec.layout.num_measured]
         rngs = [np.random.Generator(np.random.Philox(key=[seed, self.episode])) for seed in self.seeds]
         home = at_rest_in(task.spec, np.asarray(task.home))
         goals, excitations = [], []
-        excited = hyper.excitation > 0 and self.episode < hyper.excited_episodes
+        excited = is_excited(settings, self.episode)
         for rng, y in zip(rngs, measured, strict=True):
             goals.append(task.sample_goals(rng, y if np.isfinite(y).all() else home, task.trajectories))
             shape = (task.trajectories, task.steps, task.spec.layout.num_commands)
-            excitations.append(smooth_excitation(task, hyper.excitation, rng) if excited else np.zeros(shape))
+            excitations.append(smooth_excitation(task, settings.excitation, rng) if excited else np.zeros(shape))
         policies = self.state.policy
         self._now, self._key, played = _episodes(
             self.plant,
@@ -81,7 +81,10 @@ class Together:
         imagined = []
         for i, (record, rng) in enumerate(zip(self.records, rngs, strict=True)):
             parts = []
-            for count in (hyper.imagined, hyper.imagined_in_all - hyper.imagined):
+            for count in (
+                settings.imagination.trajectories,
+                settings.imagined_trajectories - settings.imagination.trajectories,
+            ):
                 rows = visited_rows(int(self.buffer.size[i]), count, rng)
                 visited = np.asarray(self.buffer.states[i, rows])
                 parts.append(imagined_starts(task, record, count, rng, visited))
@@ -93,7 +96,7 @@ class Together:
             task.cost,
             rollout,
             self._common(imagined),
-            hyper,
+            settings,
             learn_model,
         )
         self.episode += 1
@@ -201,16 +204,16 @@ def _append(buffer: Buffer, rollout: Rollout) -> Buffer:
 
 
 @eqx.filter_jit
-def _updates(state, buffer, cost, rollout, imagined, hyper, learn_model: bool):
-    def one(state, buffer, rollout, imagined, hyper):
+def _updates(state, buffer, cost, rollout, imagined, settings, learn_model: bool):
+    def one(state, buffer, rollout, imagined, settings):
         model = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True))
         if learn_model:
-            state, model = update_model(state, buffer, rollout, hyper)
-        state, report = update_policy(state, cost, rollout, imagined, model, hyper)
+            state, model = update_model(state, buffer, rollout, settings)
+        state, report = update_policy(state, cost, rollout, imagined, model, settings)
         return state, model.loss, report
 
-    if not hyper.refines:
-        return eqx.filter_vmap(one)(state, buffer, rollout, imagined, hyper)
+    if not settings.refines:
+        return eqx.filter_vmap(one)(state, buffer, rollout, imagined, settings)
     # One after the other: side by side, each would compute refinement and what it stands in for.
-    arrays, others = eqx.partition((state, buffer, rollout, imagined, hyper), eqx.is_array)
+    arrays, others = eqx.partition((state, buffer, rollout, imagined, settings), eqx.is_array)
     return jax.lax.map(lambda part: one(*eqx.combine(part, others)), arrays)

@@ -44,7 +44,7 @@ class TrackingTable(Experiment):
         )
         if size.name == "tiny":
             # Settings of the paper preset under the other name: nothing is compiled for it.
-            fast = dataclasses.replace(fast, hyper={**dataclasses.asdict(preset("paper")), **fast.hyper})
+            fast = dataclasses.replace(fast, settings={**preset("paper").flat(), **fast.settings})
         return [*baseline(size), *jobs_of(fast, "excavator-fast", size.seeds, weight=2.0), *earlier_jobs(size)]
 
     def conclude(self, size: Size, results: list[Result]) -> Finding:

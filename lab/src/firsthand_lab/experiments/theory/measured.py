@@ -9,8 +9,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from firsthand.agent import Hyperparameters, Rollout
+from firsthand.agent import Rollout, Settings
 from firsthand.agent.ground import half_range
+from firsthand.agent.improvement import outlier_limit
 from firsthand.models import Dynamics, Policy
 from firsthand.optim.gradient import damped_gradient
 from firsthand.optim.preconditioner import command_jacobian
@@ -59,7 +60,7 @@ class GradientReport(NamedTuple):
 def gradient_report(
     plant: AbstractPlant,
     task: Task,
-    hyper: Hyperparameters,
+    settings: Settings,
     policy: Policy,
     following: Policy,
     dynamics: Dynamics,
@@ -69,7 +70,13 @@ def gradient_report(
 ) -> GradientReport:
     """After an episode that `policy` ran and that led to `following`; `dynamics` is the model that was used for it."""
     estimate, gamma = damped_gradient(
-        policy, dynamics, task.cost, rollout, hyper.discount, hyper.gradient_limit, hyper.outlier or None
+        policy,
+        dynamics,
+        task.cost,
+        rollout,
+        settings.policy_step.discount,
+        settings.policy_step.gradient_limit,
+        outlier_limit(settings),
     )
 
     arrays, static = eqx.partition(policy, eqx.is_array)
@@ -99,7 +106,7 @@ def gradient_report(
     length = jnp.linalg.norm(change)
     tiny = jnp.finfo(change.dtype).tiny
     norms = jnp.linalg.norm(estimate), jnp.linalg.norm(exact)
-    commands = _largest_square(policy, rollout, hyper.jacobian_stride)
+    commands = _largest_square(policy, rollout, settings.policy_step.jacobian_stride)
     return GradientReport(
         gradient_norm=norms[0],
         true_norm=norms[1],
@@ -111,7 +118,7 @@ def gradient_report(
         step=length,
         cost_after=values[2],
         curvature=jnp.linalg.norm(there - exact) / jnp.maximum(length, tiny),
-        largest=hyper.epsilon + hyper.alpha * commands + norms[0] ** 2,
+        largest=settings.policy_step.epsilon + settings.policy_step.alpha * commands + norms[0] ** 2,
         discount=gamma,
     )
 

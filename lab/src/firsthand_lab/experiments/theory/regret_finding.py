@@ -40,7 +40,7 @@ class Schedule:
             for name in tables[0]
         }
         name = "constant" if index == 0 else f"horizon-{horizon}"
-        return Schedule(name, parameters["etas"][index], parameters["hyper"]["epsilon"], columns)
+        return Schedule(name, parameters["etas"][index], parameters["settings"]["policy_step.epsilon"], columns)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]

@@ -1,6 +1,5 @@
 """The job of `regret`: learners of one seed that differ in η run side by side, and every episode is taken apart."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from firsthand.agent.trees import stack_settings
 from firsthand.training.data import as_rollout
 
 from .. import files
 from ..base import Report
-from ..sensitivity import Varied
 from ..together import member
 from .comparator import improved
 from .gradients import Starts, trajectory_starts
 from .measured import gradient_report, loop_report, model_report
 from .model_regret import fitted_loss
-from .setup import Kept, hyper_of, make_group
+from .setup import Kept, make_group, settings_of
 from .shift import transitions, variation_bound
 
 
 def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Leaves episodes.csv with a row per learner and episode."""
-    base = hyper_of(parameters)
+    base = settings_of(parameters)
     group = make_group({**parameters, "seeds": [parameters["seed"]] * len(parameters["etas"])})
-    group.hyper = Varied.of([dataclasses.replace(base, eta=eta) for eta in parameters["etas"]])
+    group.settings = stack_settings([base.with_changes({"policy_step.eta": eta}) for eta in parameters["etas"]])
     kept = Kept(folder, group)
     learners = range(len(parameters["etas"]))
     while group.episode < parameters["episodes"]:

@@ -1,12 +1,11 @@
 """Groups of seeds for these experiments: made from a job's parameters, and kept so that a killed job goes on."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from firsthand.agent import Hyperparameters
+from firsthand.agent import Settings
 from firsthand.plants.base import AbstractPlant
 from firsthand.robots.registry import make_robot
 from firsthand.runs.pytrees import from_arrays, to_arrays
@@ -15,27 +14,28 @@ from firsthand.training import preset
 
 from .. import files
 from ..base import Size
-from ..baseline import TINY_HYPER, TINY_TASK
+from ..baseline import TINY_SETTINGS, TINY_TASK
 from ..learning import records_as_arrays, records_from_arrays, tuples
 from ..together import Together
 
 
-def settings(size: Size, name: str, **changes: Any) -> dict[str, Any]:
+def settings(size: Size, name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """The learner's settings and the task's, as plain values for a job's parameters.
 
     All settings are in there, so that a job is another one when a preset has changed.
     """
-    hyper = dataclasses.replace(preset(name), **changes)
-    plain = {**dataclasses.asdict(hyper), "model_hidden": list(hyper.model_hidden)}
+    plain = preset(name).with_changes(changes or {}).flat()
+    plain["model.hidden"] = list(plain["model.hidden"])
     small = size.name == "tiny"
     if small:
-        plain |= TINY_HYPER | {n: min(plain[n], 2) for n in ("policy_steps", "imagined", "refinement_steps")}
-    return {"preset": name, "hyper": plain, "task": TINY_TASK if small else {}}
+        limited = ("policy_step.steps", "imagination.trajectories", "refinement.steps")
+        plain |= TINY_SETTINGS | {name: min(plain[name], 2) for name in limited}
+    return {"preset": name, "settings": plain, "task": TINY_TASK if small else {}}
 
 
-def hyper_of(parameters: dict[str, Any]) -> Hyperparameters:
+def settings_of(parameters: dict[str, Any]) -> Settings:
     """The learner's settings of a job."""
-    return Hyperparameters(**tuples(parameters["hyper"]))
+    return Settings().with_changes(parameters["settings"])
 
 
 def task_of(parameters: dict[str, Any]) -> Task:
@@ -54,7 +54,7 @@ def make_group(parameters: dict[str, Any], plant: AbstractPlant | None = None) -
     """The seeds of a job, before their first episode."""
     plant = plant_of(parameters["robot"]) if plant is None else plant
     return Together(
-        plant, task_of(parameters), hyper_of(parameters), parameters["seeds"], episodes=parameters["episodes"]
+        plant, task_of(parameters), settings_of(parameters), parameters["seeds"], episodes=parameters["episodes"]
     )
 
 

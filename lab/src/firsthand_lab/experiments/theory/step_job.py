@@ -44,7 +44,12 @@ def measure(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         rollout = as_rollout(group.task.spec, group.records[i])
         policy, dynamics = group.policy(i), member(group.state.dynamics, i)
         gradient, _ = eqx.filter_jit(damped_gradient)(
-            policy, dynamics, group.task.cost, rollout, group.hyper.discount, group.hyper.gradient_limit
+            policy,
+            dynamics,
+            group.task.cost,
+            rollout,
+            group.settings.policy_step.discount,
+            group.settings.policy_step.gradient_limit,
         )
         for epsilon in parameters["epsilons"]:
             norms = np.geomspace(1e-3, 1e3, parameters["points"]) * np.sqrt(epsilon)

@@ -24,7 +24,8 @@ from rich.table import Table
 
 from firsthand.tasks import excavator_task
 from firsthand_onboard import NumpyPolicy
-from firsthand_onboard.gate import Gate, GateLimits
+from firsthand_onboard.gate import Gate
+from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.timing import no_garbage_collection, request_real_time
 from firsthand_onboard.toy import toy_spec
 

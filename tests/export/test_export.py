@@ -29,7 +29,7 @@ from firsthand.tasks import excavator_task
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.restore import RestoredRun
 from firsthand_onboard.features import initial_state, next_state
-from firsthand_onboard.gate import GateLimits
+from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.loop import Executor
 from firsthand_onboard.policy import NumpyPolicy, load_policy
 from firsthand_onboard.timing import LockStep

@@ -17,7 +17,7 @@ from firsthand.runs.pytrees import to_arrays
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.data import smooth_excitation
 from firsthand.training.guard import Guard, GuardSettings
-from firsthand_onboard.gate import GateLimits
+from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import Homing
 
 

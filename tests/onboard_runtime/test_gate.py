@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firsthand_onboard import ControlSpec, Limits, PolicyShape, ReferenceSpec, Scales, SelectedOutput, SpecError
-from firsthand_onboard.gate import LOST_MEASUREMENT, TOO_OLD, Gate, GateLimits, GateResult, stoppable
+from firsthand_onboard.gate import LOST_MEASUREMENT, TOO_OLD, Gate, GateResult, stoppable_step
+from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.loop import Executor
 from firsthand_onboard.policy import NumpyPolicy
 from firsthand_onboard.spec import StateLayout
@@ -115,7 +116,7 @@ def test_what_is_not_finite_is_refused_not_clipped(bad):
 @settings(max_examples=200)
 @given(st.floats(0.001, 10), st.floats(0.001, 3))
 def test_a_step_that_can_be_stopped_uses_exactly_the_distance(distance, bend):
-    step = stoppable(distance, bend)
+    step = stoppable_step(distance, bend)
     total, left = 0.0, step
     while left > 0:
         total, left = total + left, left - bend

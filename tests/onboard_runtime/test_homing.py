@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from firsthand_onboard.gate import LOST_MEASUREMENT, GateLimits
+from firsthand_onboard.gate import LOST_MEASUREMENT
+from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import AWAY, Homing, HomingController
 from firsthand_onboard.loop import Executor, Trajectory
 from firsthand_onboard.spec import SpecError

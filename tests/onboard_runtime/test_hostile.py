@@ -14,7 +14,7 @@ import pytest
 
 import firsthand_onboard
 from firsthand_onboard import timing
-from firsthand_onboard.gate import GateLimits
+from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import Homing, HomingController
 from firsthand_onboard.link import MAX_BYTES_AT_ONCE, MAX_MESSAGES_AT_ONCE, ROBOT_QUEUE, ClientEnd, RobotEnd
 from firsthand_onboard.machine import MachineError

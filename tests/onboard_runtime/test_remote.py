@@ -21,7 +21,7 @@ from firsthand.robots.user_file import short_name
 from firsthand.simulators import record
 from firsthand.training.loop import policy_from_arrays
 from firsthand.training.restore import RestoredRun
-from firsthand_onboard.gate import GateLimits
+from firsthand_onboard.gate_limits import GateLimits
 
 from .processes import Process, free_port, random_policy, wait_for
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from . import __version__
 from .faults import temporary_name
-from .gate import GateLimits
+from .gate_limits import GateLimits
 from .homing import Homing, HomingController
 from .link import ClientEnd, RobotEnd
 from .machine import MachineError, as_measured, load_machine
@@ -170,7 +170,7 @@ def _serve(given: argparse.Namespace) -> int:
         homing = _homing(given, spec, limits, machine.homing)
         log = logging.getLogger("firsthand-onboard")
         if all(joint < 0 for joint in limits.joint):
-            log.warning("nobody said which joint a command moves, and which way: the joint margins do nothing")
+            log.warning("which joint a command moves, and which way, is not declared: the joint margins do nothing")
         link = RobotEnd(given.listen, security)
         runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed, homing)
 
@@ -313,7 +313,7 @@ def _confirmed(status: dict[str, Any]) -> bool:
 
 
 def console() -> None:
-    """Entry point; a closed pipe is no error."""
+    """Entry point; a closed pipe is not an error."""
     if ONE_THREAD not in os.environ:  # must be set before numpy is loaded: a helper thread only adds jitter here
         os.environ[ONE_THREAD] = "1"
         os.execv(sys.executable, [sys.executable, "-m", "firsthand_onboard", *sys.argv[1:]])

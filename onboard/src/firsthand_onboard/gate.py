@@ -8,13 +8,12 @@ neutral; that alone may move a command faster than its rate limit, and only towa
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from .gate_limits import WINDOW, GateLimits
 from .policy import fast_output
 from .spec import ControlSpec, SpecError
 
@@ -23,166 +22,6 @@ LOST_MEASUREMENT = "the measurement is not finite"
 OUTSIDE_BOX = "the tracked output is outside the workspace box"
 TRACKING_ERROR = "the tracking error exceeds its limit"
 TOO_OLD = "the command is too old"
-WINDOW = 20
-"""Missing measurements are also counted over so many steps."""
-
-
-@dataclass(frozen=True)
-class GateLimits:
-    """What the gate lets through. Lives on the robot's computer; nothing that arrives over the link can widen it."""
-
-    low: tuple[float, ...]
-    """Lowest command per channel."""
-    high: tuple[float, ...]
-    """Highest command per channel."""
-    neutral: tuple[float, ...]
-    """The command at which the machine does nothing, per channel."""
-    rate: tuple[float, ...]
-    """Largest change of command per second, per channel; infinite is no limit."""
-    acceleration: tuple[float, ...]
-    """Largest change of that rate per second, per channel; infinite is no limit."""
-    joint: tuple[int, ...]
-    """Which position a channel moves (an index into `layout.position`), or -1 where that cannot be said."""
-    sign: tuple[int, ...]
-    """1 where a command above neutral moves that position up, -1 where it moves it down."""
-    joint_margin: float = 0.05
-    """Share of a joint's range over which motion towards its limit is slowed, to nothing at the limit; 0 is off."""
-    lookahead_s: float = 0.2
-    """The joint and the output are looked at where they will be after this time at their present speed."""
-    box_low: tuple[float, ...] = ()
-    """Lower corner of the workspace box of the tracked output; empty is no box."""
-    box_high: tuple[float, ...] = ()
-    """Upper corner of the box."""
-    box_margin: float = 0.2
-    """Inside the box motion outward is slowed over this distance; this far outside it is a fault."""
-    tracking_error: float = math.inf
-    """A tracking error above this is a fault."""
-    command_age_s: float = math.inf
-    """A command made from a measurement older than this is a fault."""
-    dropouts: int = 3
-    """So many measurements in a row may be missing (neutral is applied); one more is a fault."""
-    dropouts_of_20: int = 8
-    """So many of the last 20 measurements may be missing, or as many as in a row; one more is a fault."""
-
-    def __post_init__(self) -> None:
-        size = len(self.low)
-        for name in ("high", "neutral", "rate", "acceleration", "joint", "sign"):
-            if len(getattr(self, name)) != size:
-                raise SpecError(f"gate.{name} has {len(getattr(self, name))} entries, but must have {size}, like low")
-        for name in ("joint", "sign", "dropouts", "dropouts_of_20"):
-            if not _is_kind(getattr(self, name), whole=True):
-                raise SpecError(f"gate.{name} is {getattr(self, name)!r}, but must be made of whole numbers")
-        for i in range(size):
-            if not (math.isfinite(self.low[i]) and math.isfinite(self.high[i]) and self.low[i] < self.high[i]):
-                raise SpecError(f"gate.low[{i}] is {self.low[i]}, but must be a number below high, {self.high[i]}")
-            if not self.low[i] <= self.neutral[i] <= self.high[i]:
-                raise SpecError(f"gate.neutral[{i}] is {self.neutral[i]}, but must lie between low and high")
-            for name in ("rate", "acceleration"):
-                if not getattr(self, name)[i] > 0:
-                    raise SpecError(f"gate.{name}[{i}] is {getattr(self, name)[i]}, but must be a positive number")
-            if self.sign[i] not in (-1, 1):
-                raise SpecError(f"gate.sign[{i}] is {self.sign[i]}, but must be 1 or -1")
-        if len(self.box_low) != len(self.box_high):
-            raise SpecError("gate.box_low and gate.box_high have different lengths")
-        for i, (low, high) in enumerate(zip(self.box_low, self.box_high)):  # noqa: B905 (Python 3.10)
-            if not low < high:
-                raise SpecError(f"gate.box_low[{i}] is {low}, but must be below box_high, {high}")
-        if not 0 <= self.joint_margin < 0.5:
-            raise SpecError(f"gate.joint_margin is {self.joint_margin}, but must lie between 0 and 0.5")
-        if not (math.isfinite(self.lookahead_s) and self.lookahead_s >= 0):
-            raise SpecError(f"gate.lookahead_s is {self.lookahead_s}, but must be zero or a positive number")
-        for name in ("box_margin", "tracking_error", "command_age_s"):
-            if not getattr(self, name) > 0:
-                raise SpecError(f"gate.{name} is {getattr(self, name)}, but must be a positive number")
-        for name in ("dropouts", "dropouts_of_20"):
-            if not 0 <= getattr(self, name) < WINDOW:
-                raise SpecError(f"gate.{name} is {getattr(self, name)}, but must lie between 0 and {WINDOW - 1}")
-
-    @staticmethod
-    def of(spec: ControlSpec, neutral: Any = None, directions: Any = None, **changes: Any) -> GateLimits:
-        """Careful limits for a robot: full range in 0.2 s, and joint margins where it is known what a channel moves.
-
-        `neutral` may be left out where `assumed_neutral` knows it. `directions` has (joint, sign) per channel, as the
-        machine declares them; without it nothing is assumed, and the joint margins do nothing.
-        """
-        low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
-        middle = assumed_neutral(spec) if neutral is None else np.asarray(neutral, float)
-        rate = (high - low) / 0.2
-        pairs = ((-1, 1),) * len(low) if directions is None else directions
-        fields: dict[str, Any] = {
-            "low": tuple(low.tolist()),
-            "high": tuple(high.tolist()),
-            "neutral": tuple(middle.tolist()),
-            "rate": tuple(rate.tolist()),
-            "acceleration": tuple((rate / 0.1).tolist()),
-            "joint": tuple(int(joint) for joint, _ in pairs),
-            "sign": tuple(int(sign) for _, sign in pairs),
-            "command_age_s": spec.period_s,
-        }
-        return GateLimits(**{**fields, **changes})
-
-    @staticmethod
-    def wide(spec: ControlSpec, neutral: Any = None) -> GateLimits:
-        """Only what a simulation has too: finite commands inside their range."""
-        free = (math.inf,) * spec.layout.num_commands
-        return GateLimits.of(spec, neutral, rate=free, acceleration=free, joint_margin=0.0, command_age_s=math.inf)
-
-    def to_json(self) -> str:
-        """As JSON; an infinite number becomes null."""
-        plain = {n: _replace(v, math.inf, None) for n, v in dataclasses.asdict(self).items()}
-        return json.dumps(plain, sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str, spec: ControlSpec, neutral: Any = None, directions: Any = None) -> GateLimits:
-        """Limits from a file; what it does not name is as `GateLimits.of` has it."""
-        try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise SpecError(f"the gate's limits are not JSON: {error}") from None
-        known = [field.name for field in dataclasses.fields(GateLimits)]
-        if not isinstance(data, dict):
-            raise SpecError(f"the gate's limits must be a JSON object with fields out of {', '.join(known)}")
-        for name in data:
-            if name not in known:
-                raise SpecError(f"the gate's limits have no field {name!r}, only fields out of {', '.join(known)}")
-        fields = {name: _replace(value, None, math.inf) for name, value in data.items()}
-        for field in dataclasses.fields(GateLimits):
-            _check_kind(field.name, str(field.type).startswith("tuple"), fields, data)
-        return GateLimits.of(spec, fields.pop("neutral", neutral), directions, **fields)
-
-
-def _check_kind(name: str, several: bool, fields: dict[str, Any], data: dict[str, Any]) -> None:
-    if name in fields and (isinstance(fields[name], tuple) != several or not _is_kind(fields[name], whole=False)):
-        what = "a list of numbers" if several else "a number"
-        raise SpecError(f"gate.{name} is {data[name]!r}, but must be {what}")
-
-
-def _is_kind(value: Any, *, whole: bool) -> bool:
-    """Whether it is a number, or several."""
-    kinds = int if whole else (int, float)
-    items = value if isinstance(value, tuple) else (value,)
-    return all(isinstance(item, kinds) and not isinstance(item, bool) for item in items)
-
-
-def assumed_neutral(spec: ControlSpec) -> np.ndarray:
-    """Zero, where it lies inside every command's range: a signed command does nothing there. Else `SpecError`.
-
-    Of a command from 0 to 1 nobody can say: a pump stands at 0, a valve perhaps at 0.5.
-    """
-    limits = spec.limits
-    for name, low, high in zip(spec.layout.commands, limits.command_low, limits.command_high):  # noqa: B905
-        if not low < 0 < high:
-            raise SpecError(
-                f"nobody says at which value the command {name!r} ({low:g} to {high:g}) does nothing: "
-                "give neutral_command in the machine's class, or neutral in the limits"
-            )
-    return np.zeros(len(limits.command_low))
-
-
-def _replace(value: Any, old: Any, new: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(new if item == old else item for item in value)
-    return new if value == old else value
 
 
 @dataclass(frozen=True)
@@ -194,7 +33,7 @@ class GateState:
     change: tuple[float, ...]
     """How far the last step went, for the acceleration limit; zero after a cap or neutral."""
     measured: tuple[float, ...] = ()
-    """The last good measurement, for speeds that are not measured; empty if there is none."""
+    """The last good measurement, for speeds that are not measured; empty before the first."""
     output: tuple[float, ...] = ()
     """Where the tracked output was then, if there is a workspace box."""
     age: int = 1
@@ -278,8 +117,8 @@ class Gate:
                     return self._nothing(OUTSIDE_BOX)
                 share *= self._room_in_box(output, state)
         bounds = self._bounds(state, values, share)
-        low, cap_low = rounded_up(bounds[:2])
-        high, cap_high = rounded_down(bounds[2:])
+        low, cap_low = round_up(bounds[:2])
+        high, cap_high = round_down(bounds[2:])
         with np.errstate(over="ignore"):
             wanted = proposed.astype(np.float32)  # beyond float32 it becomes infinite, which the next line clips
         ramped = np.maximum(np.minimum(wanted, high), np.minimum(low, high))
@@ -289,7 +128,7 @@ class Gate:
             new - old if new == free else 0.0
             for new, old, free in zip(command.tolist(), state.command.tolist(), ramped.tolist())  # noqa: B905
         ]
-        following = GateState(command, tuple(change), tuple(values), output, lost=with_next(state.lost, False))
+        following = GateState(command, tuple(change), tuple(values), output, lost=append_lost(state.lost, False))
         return GateResult(command, command == wanted, "", following)
 
     def _nothing(self, fault: str) -> GateResult:
@@ -299,8 +138,8 @@ class Gate:
         return GateResult(self.neutral, np.zeros(len(self.neutral), bool), fault, following)
 
     def _without(self, state: GateState) -> GateResult:
-        """A step without a measurement. What was measured last is kept, with its age, for speeds after the gap."""
-        limits, lost = self.limits, with_next(state.lost, True)
+        """A step without a measurement. The last measurement stays, with its age, for speeds after the gap."""
+        limits, lost = self.limits, append_lost(state.lost, True)
         in_a_row = all(lost[-limits.dropouts - 1 :]) and len(lost) > limits.dropouts
         often = sum(lost) > max(limits.dropouts, limits.dropouts_of_20)
         following = dataclasses.replace(state, command=self.neutral, change=self._rest, age=state.age + 1, lost=lost)
@@ -317,8 +156,8 @@ class Gate:
         for (low, high, middle, step, bend, joint, sign), last, change in zip(  # noqa: B905
             self._channels, state.command.tolist(), state.change
         ):
-            up = min(step, change + bend, stoppable(high - last, bend))
-            down = min(step, bend - change, stoppable(last - low, bend))
+            up = min(step, change + bend, stoppable_step(high - last, bend))
+            down = min(step, bend - change, stoppable_step(last - low, bend))
             below, above = rooms[joint] if joint >= 0 and rooms else (1.0, 1.0)
             if sign < 0:
                 below, above = above, below
@@ -364,12 +203,12 @@ class Gate:
         return max(room, 0.0)
 
 
-def with_next(lost: tuple[bool, ...], missing: bool) -> tuple[bool, ...]:
+def append_lost(lost: tuple[bool, ...], missing: bool) -> tuple[bool, ...]:
     """The window with one step more."""
     return (*lost, missing)[-WINDOW:] if missing or lost else lost
 
 
-def stoppable(distance: float, bend: float) -> float:
+def stoppable_step(distance: float, bend: float) -> float:
     """The largest step v ≥ 0 after which v, v − bend, v − 2·bend, … down to zero still sum to at most `distance`.
 
     With n = the number of steps until standstill, the sum is n·v − bend·n(n−1)/2; n is the smallest whole number with
@@ -383,13 +222,13 @@ def stoppable(distance: float, bend: float) -> float:
     return min(distance / n + bend * (n - 1) / 2.0, distance)
 
 
-def rounded_down(values: np.ndarray) -> np.ndarray:
+def round_down(values: np.ndarray) -> np.ndarray:
     """The largest float32 numbers that are not above `values`."""
     single = values.astype(np.float32)
     return np.where(single.astype(float) > values, np.nextafter(single, np.float32(-np.inf)), single)
 
 
-def rounded_up(values: np.ndarray) -> np.ndarray:
+def round_up(values: np.ndarray) -> np.ndarray:
     """The smallest float32 numbers that are not below `values`."""
     single = values.astype(np.float32)
     return np.where(single.astype(float) < values, np.nextafter(single, np.float32(np.inf)), single)

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .gate import GateLimits
+from .gate_limits import GateLimits
 from .policy import fast_output
 from .references import PEAK_OF_QUINTIC, quintic_blend
 from .spec import ControlSpec, PlanarChain, SpecError
 
 AWAY = "homing leads away from its reference"
 NEAR = 0.03
-"""A joint that is so near its home, as a share of its range, counts as being there."""
+"""A joint within this share of its range from home counts as being there."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Homing:
     authority: float = 0.3
     """Share of the command range around neutral that homing may use."""
     error: float = 0.15
-    """A joint that is so far from its reference, in its ranges, goes the wrong way or not at all: a fault."""
+    """A joint further than this from its reference, in its ranges, moves the wrong way or not at all: a fault."""
     settle_s: float = 2.0
     """How long the reference stays at home before the motion ends."""
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from .features import initial_state, next_state
-from .gate import Gate, GateLimits
+from .gate import Gate
+from .gate_limits import GateLimits
 from .homing import AWAY, HomingController
 from .machine import Machine, MachineError, as_measured
 from .policy import NumpyPolicy
@@ -48,12 +49,12 @@ class Trajectory:
         return {name: getattr(self, name) for name in names}
 
 
-def nothing_to_say() -> str:
+def never_interrupt() -> str:
     """The poll of a loop that nobody interrupts."""
     return ""
 
 
-def to_the_end(done: int) -> str:
+def never_end(done: int) -> str:
     """A trajectory that does not end before its last step."""
     return ""
 
@@ -67,7 +68,7 @@ class Executor:
         machine: Machine,
         limits: GateLimits,
         clock: RealTime | LockStep,
-        poll: Callable[[], str] = nothing_to_say,
+        poll: Callable[[], str] = never_interrupt,
     ) -> None:
         self.spec, self.machine, self.clock, self.poll = spec, machine, clock, poll
         self.gate = Gate(spec, limits)
@@ -125,7 +126,7 @@ class Executor:
         reference: np.ndarray,
         excitation: Any = None,
         authority: float = 1.0,
-        until: GoOn = to_the_end,
+        until: GoOn = never_end,
     ) -> Trajectory:
         """Follow a given reference: its points, and the preview beyond the last step."""
         spec = self.spec
@@ -138,11 +139,11 @@ class Executor:
 
         return self._run(propose, len(reference) - spec.preview[-1], reference, authority, until)
 
-    def play(self, commands: np.ndarray, authority: float = 1.0, until: GoOn = to_the_end) -> Trajectory:
+    def play(self, commands: np.ndarray, authority: float = 1.0, until: GoOn = never_end) -> Trajectory:
         """Apply commands open loop, through the gate."""
         return self._run(lambda step, _: commands[step], len(commands), None, authority, until)
 
-    def home(self, controller: HomingController, authority: float = 1.0, until: GoOn = to_the_end) -> Trajectory:
+    def home(self, controller: HomingController, authority: float = 1.0, until: GoOn = never_end) -> Trajectory:
         """Go home slowly, without a policy; a joint that goes another way than its reference is a fault."""
         path, size = controller.reference(self.measured), self.spec.layout.num_measured
 

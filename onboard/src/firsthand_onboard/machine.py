@@ -95,7 +95,7 @@ def make_machine(factory: Any, name: str, options: dict[str, str]) -> Any:
 
 
 def as_measured(reading: Any, size: int) -> np.ndarray:
-    """A reading as an array of so many numbers; `MachineError` if it is none."""
+    """A reading as a float32 array of `size` numbers; `MachineError` for anything else."""
     measured = np.asarray(reading, np.float32)
     if measured.shape != (size,):
         raise MachineError(f"the machine measures {measured.size} values, but the specification names {size}")
@@ -109,7 +109,7 @@ def can_reset(machine: Any) -> bool:
 
 
 def check_machine(machine: Any, name: str) -> None:
-    """Raise `SpecError` for something that is no machine."""
+    """Raise `SpecError` for something that is not a machine."""
     missing = [method for method in ("read", "write", "neutral") if not callable(getattr(machine, method, None))]
     if missing:
         raise SpecError(f"the machine {name!r} lacks {', '.join(missing)}")

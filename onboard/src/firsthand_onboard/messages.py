@@ -87,8 +87,8 @@ class Message:
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Named arrays."""
     now: float = 0.0
-    """The robot's time. From the robot: when it was sent. To the robot: the same, rather too early than too late, as
-    the sender knows it from what the robot has told it; 0 where that was nothing yet."""
+    """When it was sent, in the robot's time. Of a message to the robot it is a lower bound, from what the robot has
+    told the sender of its time; 0 before it has told anything."""
     operator: bool = False
     """Set by the robot's end, never sent: it came over the operators' key, which certificates guard."""
 
@@ -148,7 +148,7 @@ def decode(data: bytes, kinds: tuple[str, ...], version: int = VERSION) -> Messa
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _header(data: bytes) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _message(header: dict[str, Any], arrays: dict[str, np.ndarray], kinds: tuple
         raise MessageError("malformed", "a number of the header is not a whole number")
     now = header.get("now")
     if not isinstance(now, float) or not 0 <= now < 2**53:
-        raise MessageError("malformed", "the time of the header is no time")
+        raise MessageError("malformed", "the time of the header is not a time")
     run, session, robot = (str(name) for name in names)
     if not NAME.fullmatch(run) or not NAME.fullmatch(session) or (robot and not NAME.fullmatch(robot)):
         raise MessageError("malformed", "an identity has other characters than letters, digits and _.:-")

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from .gate import assumed_neutral
+from .gate_limits import assumed_neutral
 from .machine import MachineError
 from .spec import ControlSpec, SpecError
 
 FIELDS = ("position", "velocity", "effort")
 MAX_WAITING = 64
-"""So many messages are taken in one reading."""
+"""How many messages are taken in one reading, at most."""
 FRESH = 1.5
 """A joint state may be this old, in periods. A message came at some time since the last look, a period ago."""
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from .faults import FaultLatch
-from .gate import GateLimits
+from .gate_limits import GateLimits
 from .homing import HomingController
 from .jobs import Job, JobReader, PolicyStore
 from .leases import LEASE_LOST, Lease

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from firsthand_onboard import NumpyPolicy
-from firsthand_onboard.gate import GateLimits
+from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import Homing, HomingController
 from firsthand_onboard.loop import Executor, Trajectory
 from firsthand_onboard.timing import LockStep

@@ -1,0 +1,174 @@
+"""The limits of the safety gate: what it lets through, from a machine's specification or a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .spec import ControlSpec, SpecError
+
+WINDOW = 20
+"""Missing measurements are also counted over this many steps."""
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    """What the gate lets through. Lives on the robot's computer; nothing that arrives over the link can widen it."""
+
+    low: tuple[float, ...]
+    """Lowest command per channel."""
+    high: tuple[float, ...]
+    """Highest command per channel."""
+    neutral: tuple[float, ...]
+    """The command at which the machine does nothing, per channel."""
+    rate: tuple[float, ...]
+    """Largest change of command per second, per channel; infinite for no limit."""
+    acceleration: tuple[float, ...]
+    """Largest change of that rate per second, per channel; infinite for no limit."""
+    joint: tuple[int, ...]
+    """Which position a channel moves (an index into `layout.position`), or -1 where that is not known."""
+    sign: tuple[int, ...]
+    """1 where a command above neutral moves that position up, -1 where it moves it down."""
+    joint_margin: float = 0.05
+    """Share of a joint's range over which motion towards its limit is slowed, to nothing at the limit; 0 is off."""
+    lookahead_s: float = 0.2
+    """The joint and the output are looked at where they will be after this time at their present speed."""
+    box_low: tuple[float, ...] = ()
+    """Lower corner of the workspace box of the tracked output; empty for no box."""
+    box_high: tuple[float, ...] = ()
+    """Upper corner of the box."""
+    box_margin: float = 0.2
+    """Inside the box motion outward is slowed over this distance; this far outside it is a fault."""
+    tracking_error: float = math.inf
+    """A tracking error above this is a fault."""
+    command_age_s: float = math.inf
+    """A command made from a measurement older than this is a fault."""
+    dropouts: int = 3
+    """How many measurements in a row may be missing (neutral is applied); one more is a fault."""
+    dropouts_of_20: int = 8
+    """How many of the last 20 measurements may be missing, where that is more than `dropouts`; one more is a fault."""
+
+    def __post_init__(self) -> None:
+        size = len(self.low)
+        for name in ("high", "neutral", "rate", "acceleration", "joint", "sign"):
+            if len(getattr(self, name)) != size:
+                raise SpecError(f"gate.{name} has {len(getattr(self, name))} entries, but must have {size}, like low")
+        for name in ("joint", "sign", "dropouts", "dropouts_of_20"):
+            if not _is_kind(getattr(self, name), whole=True):
+                raise SpecError(f"gate.{name} is {getattr(self, name)!r}, but must be made of whole numbers")
+        for i in range(size):
+            if not (math.isfinite(self.low[i]) and math.isfinite(self.high[i]) and self.low[i] < self.high[i]):
+                raise SpecError(f"gate.low[{i}] is {self.low[i]}, but must be a number below high, {self.high[i]}")
+            if not self.low[i] <= self.neutral[i] <= self.high[i]:
+                raise SpecError(f"gate.neutral[{i}] is {self.neutral[i]}, but must lie between low and high")
+            for name in ("rate", "acceleration"):
+                if not getattr(self, name)[i] > 0:
+                    raise SpecError(f"gate.{name}[{i}] is {getattr(self, name)[i]}, but must be a positive number")
+            if self.sign[i] not in (-1, 1):
+                raise SpecError(f"gate.sign[{i}] is {self.sign[i]}, but must be 1 or -1")
+        if len(self.box_low) != len(self.box_high):
+            raise SpecError("gate.box_low and gate.box_high have different lengths")
+        for i, (low, high) in enumerate(zip(self.box_low, self.box_high)):  # noqa: B905 (Python 3.10)
+            if not low < high:
+                raise SpecError(f"gate.box_low[{i}] is {low}, but must be below box_high, {high}")
+        if not 0 <= self.joint_margin < 0.5:
+            raise SpecError(f"gate.joint_margin is {self.joint_margin}, but must lie between 0 and 0.5")
+        if not (math.isfinite(self.lookahead_s) and self.lookahead_s >= 0):
+            raise SpecError(f"gate.lookahead_s is {self.lookahead_s}, but must be zero or a positive number")
+        for name in ("box_margin", "tracking_error", "command_age_s"):
+            if not getattr(self, name) > 0:
+                raise SpecError(f"gate.{name} is {getattr(self, name)}, but must be a positive number")
+        for name in ("dropouts", "dropouts_of_20"):
+            if not 0 <= getattr(self, name) < WINDOW:
+                raise SpecError(f"gate.{name} is {getattr(self, name)}, but must lie between 0 and {WINDOW - 1}")
+
+    @staticmethod
+    def of(spec: ControlSpec, neutral: Any = None, directions: Any = None, **changes: Any) -> GateLimits:
+        """Careful limits for a robot: full range in 0.2 s, and joint margins where it is known what a channel moves.
+
+        `neutral` may be left out where `assumed_neutral` knows it. `directions` has (joint, sign) per channel, as the
+        machine declares them; without it nothing is assumed, and the joint margins do nothing.
+        """
+        low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+        middle = assumed_neutral(spec) if neutral is None else np.asarray(neutral, float)
+        rate = (high - low) / 0.2
+        pairs = ((-1, 1),) * len(low) if directions is None else directions
+        fields: dict[str, Any] = {
+            "low": tuple(low.tolist()),
+            "high": tuple(high.tolist()),
+            "neutral": tuple(middle.tolist()),
+            "rate": tuple(rate.tolist()),
+            "acceleration": tuple((rate / 0.1).tolist()),
+            "joint": tuple(int(joint) for joint, _ in pairs),
+            "sign": tuple(int(sign) for _, sign in pairs),
+            "command_age_s": spec.period_s,
+        }
+        return GateLimits(**{**fields, **changes})
+
+    @staticmethod
+    def wide(spec: ControlSpec, neutral: Any = None) -> GateLimits:
+        """Only what a simulation has too: finite commands inside their range."""
+        free = (math.inf,) * spec.layout.num_commands
+        return GateLimits.of(spec, neutral, rate=free, acceleration=free, joint_margin=0.0, command_age_s=math.inf)
+
+    def to_json(self) -> str:
+        """As JSON; an infinite number becomes null."""
+        plain = {n: _replace(v, math.inf, None) for n, v in dataclasses.asdict(self).items()}
+        return json.dumps(plain, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str, spec: ControlSpec, neutral: Any = None, directions: Any = None) -> GateLimits:
+        """Limits from a file; what it does not name is as `GateLimits.of` has it."""
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise SpecError(f"the gate's limits are not JSON: {error}") from None
+        known = [field.name for field in dataclasses.fields(GateLimits)]
+        if not isinstance(data, dict):
+            raise SpecError(f"the gate's limits must be a JSON object with fields out of {', '.join(known)}")
+        for name in data:
+            if name not in known:
+                raise SpecError(f"the gate's limits have no field {name!r}, only fields out of {', '.join(known)}")
+        fields = {name: _replace(value, None, math.inf) for name, value in data.items()}
+        for field in dataclasses.fields(GateLimits):
+            _check_kind(field.name, str(field.type).startswith("tuple"), fields, data)
+        return GateLimits.of(spec, fields.pop("neutral", neutral), directions, **fields)
+
+
+def _check_kind(name: str, several: bool, fields: dict[str, Any], data: dict[str, Any]) -> None:
+    if name in fields and (isinstance(fields[name], tuple) != several or not _is_kind(fields[name], whole=False)):
+        what = "a list of numbers" if several else "a number"
+        raise SpecError(f"gate.{name} is {data[name]!r}, but must be {what}")
+
+
+def _is_kind(value: Any, *, whole: bool) -> bool:
+    """Whether it is a number, or several."""
+    kinds = int if whole else (int, float)
+    items = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(item, kinds) and not isinstance(item, bool) for item in items)
+
+
+def assumed_neutral(spec: ControlSpec) -> np.ndarray:
+    """Zero, where it lies inside every command's range: a signed command does nothing there. Else `SpecError`.
+
+    For a command from 0 to 1 it is not known: a pump stands at 0, a valve perhaps at 0.5.
+    """
+    limits = spec.limits
+    for name, low, high in zip(spec.layout.commands, limits.command_low, limits.command_high):  # noqa: B905
+        if not low < 0 < high:
+            raise SpecError(
+                f"it is not declared at which value the command {name!r} ({low:g} to {high:g}) does nothing: "
+                "give neutral_command in the machine's class, or neutral in the limits"
+            )
+    return np.zeros(len(limits.command_low))
+
+
+def _replace(value: Any, old: Any, new: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(new if item == old else item for item in value)
+    return new if value == old else value

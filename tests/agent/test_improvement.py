@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from firsthand import optim
 from firsthand.agent.buffer import Buffer, append
 from firsthand.agent.ground import Imagined
 from firsthand.agent.improvement import improve_policy
@@ -16,7 +17,7 @@ from firsthand.agent.settings import Settings
 from firsthand.models import Dynamics, Policy
 from firsthand.optim.gradient import closed_loop_gradient, mean_cost
 from firsthand.optim.preconditioner import preconditioned_step
-from firsthand.optim.rollout import Rollout, imagine, residuals
+from firsthand.optim.rollout import Rollout, model_errors
 from firsthand.plants.linear_quadratic import LinearSystem, augmented_system, solve_tracking
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 from firsthand.robots.base import preview_indices
@@ -86,16 +87,14 @@ def displaced(task, count: int, seed: int):
 
 
 cost_of = eqx.filter_jit(mean_cost)
-residuals_of = eqx.filter_jit(residuals)
+model_errors_of = eqx.filter_jit(model_errors)
 random_policy = eqx.filter_jit(Policy.random)
 random_dynamics = eqx.filter_jit(Dynamics.random)
 
 
 @eqx.filter_jit
 def roll_out(policy, dynamics, starts, previews, missed=None) -> Rollout:
-    missed = jnp.zeros((*previews.shape[:2], starts.shape[-1])) if missed is None else missed
-    states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))(policy, dynamics, starts, previews, missed)
-    return Rollout(states, commands, previews, jnp.ones(commands.shape, bool), jnp.ones(commands.shape[:2], bool))
+    return optim.roll_out(policy, dynamics, starts, previews=previews, errors=missed)
 
 
 def measured_rollout(policy, dynamics, task, count=8, seed=0) -> tuple[Rollout, np.ndarray, np.ndarray]:
@@ -248,7 +247,7 @@ def test_one_step_is_the_gradient_and_the_step(float64, toy):
 def test_with_its_residuals_the_model_repeats_what_was_measured(float64, toy):
     """The anchor: however wrong the model, at the policy that made the data it is exact, to rounding."""
     policy, model, _, rollout = toy
-    missed = residuals_of(model, rollout)
+    missed = model_errors_of(model, rollout)
     assert np.max(np.abs(missed)) > 0.05
     again = roll_out(policy, model, rollout.states[:, 0], rollout.previews, missed)
     np.testing.assert_allclose(again.states, rollout.states, rtol=1e-10, atol=1e-12)
@@ -261,7 +260,7 @@ def test_padding_has_no_residual(float64, toy):
     _, model, _, rollout = toy
     valid = np.array(rollout.valid)
     valid[1, 2:] = False
-    missed = np.asarray(residuals_of(model, eqx.tree_at(lambda r: r.valid, rollout, jnp.asarray(valid))))
+    missed = np.asarray(model_errors_of(model, eqx.tree_at(lambda r: r.valid, rollout, jnp.asarray(valid))))
     np.testing.assert_array_equal(missed[1, 2:], 0.0)
     assert np.all(np.any(missed[1, :2] != 0, axis=-1))
 
@@ -295,7 +294,7 @@ def test_several_steps_keep_their_word(float64, toy, radius):
     """Predicted cost and deviation are what an independent rollout of the new policy says, and inside the radius."""
     policy, model, cost, rollout = toy
     new, report = improve_policy(policy, model, cost, rollout, None, radius, SEVERAL)
-    missed = residuals_of(model, rollout)
+    missed = model_errors_of(model, rollout)
     after = roll_out(new, model, rollout.states[:, 0], rollout.previews, missed)
     assert 1 <= int(report.steps_taken) <= 5
     assert report.step.accepted
@@ -353,7 +352,7 @@ def test_imagined_trajectories_count_like_measured_ones(float64, toy):
     policy, model, cost, rollout = toy
     starts, previews = rollout.states[:2, 0] * 0.5, rollout.previews[1:] * 0.5
     new, report = improve_policy(policy, model, cost, rollout, Imagined(starts, previews), 10.0, SEVERAL)
-    missed = residuals_of(model, rollout)
+    missed = model_errors_of(model, rollout)
     measured = roll_out(new, model, rollout.states[:, 0], rollout.previews, missed)
     fresh = roll_out(new, model, starts, previews)
     expected = (3 * float(cost_of(cost, measured)) + 2 * float(cost_of(cost, fresh))) / 5

@@ -1,4 +1,4 @@
-"""Gauss–Newton steps against the dense formula, their bounds, and probe plants whose best controller is known."""
+"""Refinement on probe plants whose best controller is known; when it begins and ends."""
 
 import dataclasses
 
@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from agent.test_improvement import (
@@ -25,21 +23,13 @@ from agent.test_improvement import (
     toy,
     true_model,
 )
-from firsthand.agent.ground import Imagined, ground_of
+from firsthand.agent.ground import Imagined, ground_of, predicted
 from firsthand.agent.model_learning import ModelReport
-from firsthand.agent.refinement import (
-    Refinement,
-    batch_residuals,
-    felt_cost,
-    gauss_newton_step,
-    linearised,
-    refine_on_model,
-    trajectory_weights,
-)
+from firsthand.agent.refinement import Refinement, felt_cost, refine_on_model
 from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
 from firsthand.agent.update import update_policy
-from firsthand.optim.gradient import closed_loop_gradient, mean_cost
+from firsthand.optim.gauss_newton import gauss_newton_step, linearise
 from firsthand.optim.rollout import Rollout
 from firsthand.plants.linear_quadratic import augmented_system
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
@@ -60,129 +50,41 @@ EXACT = Settings().with_changes(
 )
 
 
-@eqx.filter_jit
-def one_step(policy, model, cost, rollout, begin, damping, settings):
-    at = linearised(policy, model, cost, ground_of(model, rollout, None), settings.policy_step.outlier)
-    return (*gauss_newton_step(policy, at, begin, damping, settings), at.value, at.slope)
-
-
 def flat_of(policy):
     return ravel_pytree(eqx.filter(policy, eqx.is_array))[0]
 
 
-def dense(policy, model, cost, rollout, weights):
-    """r, R and J of the whole batch as matrices, by forward differentiation of the whole rollout."""
-    parameters, static = eqx.partition(policy, eqx.is_array)
-    flat, unravel = ravel_pytree(parameters)
-    on = ground_of(model, rollout, None)
-
-    def everything(phi):
-        each, _ = batch_residuals(eqx.combine(unravel(phi), static), model, cost, on)
-        return (weights * each).ravel()
-
-    _, data = batch_residuals(policy, model, cost, on)
-    passes = rollout.free & rollout.valid[..., None]
-
-    def commands(phi):
-        current = eqx.combine(unravel(phi), static)
-        return (passes * jax.vmap(jax.vmap(current))(data.states[:, :-1], data.previews) / HALF_RANGE).ravel()
-
-    rows = np.asarray(everything(flat))
-    wide, u = (np.asarray(jax.jacfwd(f)(flat)) for f in (everything, commands))
-    return rows, wide, u / np.sqrt(rollout.states.shape[0])
-
-
-def troubled(rollout):
-    """Two trajectories with gaps, one of them with a gate that was active, and one far from its reference."""
-    valid, free = np.array(rollout.valid), np.array(rollout.free)
-    valid[1, 2:4], valid[2, 5:], free[1, 1, 0], free[2, 3, :] = False, False, False, False
-    away = rollout.previews.at[0].add(3.0)
-    return dataclasses.replace(rollout, valid=jnp.asarray(valid), free=jnp.asarray(free), previews=away)
-
-
-@pytest.mark.parametrize("warm", [False, True], ids=["from zero", "from another solution"])
-def test_the_converged_step_is_the_dense_one(float64, toy, warm):
-    """(RᵀR + λ(εI + αJJᵀ)) Δφ = −Rᵀr, with gaps, gates and a trajectory that weighs less."""
+def test_a_step_is_that_of_the_optimiser_with_these_settings(float64, toy):
+    """Commands count in half ranges; the solve begins at a share of the last solution."""
     policy, model, cost, rollout = toy
-    rollout = troubled(rollout)
-    flat, damping, settings = flat_of(policy), 0.3, EXACT.with_changes({"policy_step.outlier": 1.5})
-    begin = jnp.asarray(np.random.default_rng(0).normal(size=flat.size)) if warm else jnp.zeros_like(flat)
-    new, w, report, value, slope = one_step(policy, model, cost, rollout, begin, jnp.asarray(damping), settings)
-    each, _ = batch_residuals(policy, model, cost, ground_of(model, rollout, None))
-    weights = np.asarray(trajectory_weights(each, rollout.valid, 1.5))
-    assert weights[0, 0, 0] < 0.7 * weights[1, 0, 0]
-    rows, wide, u = dense(policy, model, cost, rollout, weights)
-    matrix = wide.T @ wide + damping * (0.1 * np.eye(flat.size) + 0.02 * u.T @ u)
-    expected = np.linalg.solve(matrix, wide.T @ rows)
-    assert report.accepted
-    assert float(value) == pytest.approx(rows @ rows, rel=1e-10)
-    np.testing.assert_allclose(slope, wide.T @ rows, rtol=1e-8, atol=1e-12)
-    np.testing.assert_allclose(w, expected, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(leaves(new), leaves(policy) - expected, rtol=1e-6, atol=1e-9)
-    assert float(report.predicted_decrease) == pytest.approx(rows @ wide @ expected, rel=1e-6)
-    assert float(report.gradient_norm) == pytest.approx(2 * np.linalg.norm(wide.T @ rows), rel=1e-8)
-
-
-def test_with_equal_weights_it_is_the_mean_cost_and_its_gradient(float64, toy):
-    """Also with gaps. The gradient is the one that preconditioned steps take on the model's own trajectories."""
-    policy, model, cost, rollout = toy
-    rollout = dataclasses.replace(troubled(rollout), free=rollout.free)
-    on = ground_of(model, rollout, None)
+    again = Imagined(rollout.states[:1, 0], rollout.previews[:1])
+    settings = EXACT.with_changes(
+        {"refinement.batch": 1, "refinement.damping": 0.3, "refinement.iterations": 3, "policy_step.outlier": 1.5}
+    )
+    before = Refinement(jnp.ones_like(flat_of(policy)), jnp.asarray(0.3), jnp.asarray(True))
+    new, state, report = refine(policy, model, cost, rollout, again, 10.0, settings, before)
+    assert int(report.steps_taken) == 1
+    ground = ground_of(model, rollout, again)
 
     @eqx.filter_jit
-    def both():
-        at = linearised(policy, model, cost, on, None)
-        return (
-            at.value,
-            at.slope,
-            mean_cost(cost, at.data),
-            closed_loop_gradient(policy, model, cost, at.data, chained=True),
+    def expected():
+        problem = linearise(policy, lambda p: predicted(p, model, ground), cost.residuals, outlier=1.5)
+        return gauss_newton_step(
+            policy,
+            problem,
+            damping=0.3,
+            alpha=0.02,
+            epsilon=0.1,
+            begin=settings.refinement.memory * before.direction,
+            iterations=3,
+            tolerance=1e-12,
+            stride=settings.policy_step.jacobian_stride,
+            command_scale=jnp.asarray(HALF_RANGE),
         )
 
-    value, slope, mean, gradient = both()
-    assert float(value) == pytest.approx(float(mean), rel=1e-10)
-    np.testing.assert_allclose(2 * slope, ravel_pytree(gradient)[0], rtol=1e-8, atol=1e-12)
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    size=st.sampled_from([0.0, 1e-3, 1.0, 1e3]),
-    damping=st.sampled_from([1e-6, 1e-3, 1.0, 1e3]),
-)
-@example(seed=0, size=1e3, damping=1e-6)
-def test_the_bounds_hold_wherever_a_short_solve_begins(toy, seed, size, damping):
-    """In float32, after two conjugate gradients from a random direction of any length."""
-    policy, model, cost, rollout = (
-        jax.tree.map(lambda a: a.astype(jnp.float32) if eqx.is_inexact_array(a) else a, part) for part in toy
-    )
-    settings = EXACT.with_changes({"refinement.iterations": 2})
-    begin = jnp.asarray(size * np.random.default_rng(seed).normal(size=flat_of(policy).size), jnp.float32)
-    _, w, report, value, _ = one_step(policy, model, cost, rollout, begin, jnp.asarray(damping, jnp.float32), settings)
-    assert report.accepted
-    slack = 1.001
-    assert float(jnp.linalg.norm(w)) <= slack * np.sqrt(float(value) / (damping * 0.1))
-    assert float(report.command_change) <= slack * np.sqrt(float(value) / (damping * 0.02))
-    assert 0 <= float(report.predicted_decrease) <= slack * float(value)
-
-
-def test_a_step_that_is_not_finite_is_refused(float64, toy):
-    policy, model, cost, rollout = toy
-    begin = jnp.full_like(flat_of(policy), jnp.nan)
-    new, w, report, _, _ = one_step(policy, model, cost, rollout, begin, jnp.asarray(1.0), EXACT)
-    assert not report.accepted
-    np.testing.assert_array_equal(leaves(new), leaves(policy))
-    np.testing.assert_array_equal(w, 0.0)
-
-
-def test_weights_by_hand(float64):
-    """Costs 1 (with a gap), 2 and 30, and one of which nothing counts: the median is 2, so 30 is cut to 3 · 2."""
-    each = jnp.asarray(np.sqrt([[1.0, 0.0], [2.0, 2.0], [30.0, 30.0], [0.0, 0.0]])[..., None])
-    valid = jnp.asarray([[True, False], [True, True], [True, True], [False, False]])
-    weights = np.asarray(trajectory_weights(each, valid, 3.0)).ravel()
-    share = np.array([1.0, 1.0, 0.2, 0.0])
-    np.testing.assert_allclose(weights, np.sqrt(share / (1 + 2 + 0.4)), rtol=1e-12)
-    equal = np.asarray(trajectory_weights(each, valid, None)).ravel()
-    np.testing.assert_allclose(equal, np.sqrt(np.array([1.0, 1.0, 1.0, 0.0]) / 5), rtol=1e-12)
+    step_policy, w, _ = expected()
+    np.testing.assert_allclose(state.direction, w, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(leaves(new), leaves(step_policy), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

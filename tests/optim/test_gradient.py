@@ -17,7 +17,7 @@ from firsthand.optim.gradient import (
     mean_cost,
     trajectory_cost,
 )
-from firsthand.optim.rollout import Rollout, imagine
+from firsthand.optim.rollout import Rollout, predict_trajectory
 
 STEPS, TRAJECTORIES = 6, 3
 TOLERANCE = 1e-6
@@ -74,7 +74,7 @@ def imagined(problem: Problem) -> Rollout:
     """What the plant would do if it were the model."""
     measured = problem.measured
     states, commands = jax.vmap(
-        lambda start, previews: imagine(
+        lambda start, previews: predict_trajectory(
             problem.policy, problem.dynamics, start, previews, jnp.zeros((STEPS, start.size))
         )
     )(measured.states[:, 0], measured.previews)
@@ -215,7 +215,7 @@ def test_on_the_model_the_gradient_across_gaps_is_that_of_the_mean_cost(float64,
     missed = 0.1 * np.random.default_rng(5).normal(size=(TRAJECTORIES, STEPS, measured.states.shape[-1]))
 
     def run_with(phi):
-        states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))(
+        states, commands = jax.vmap(predict_trajectory, in_axes=(None, None, 0, 0, 0, 0, 0))(
             eqx.combine(unravel(phi), static),
             problem.dynamics,
             *(measured.states[:, 0], measured.previews, missed, measured.commands, measured.free),
@@ -460,6 +460,6 @@ def test_an_exploding_gradient_is_taken_with_the_largest_discount_that_tames_it(
     assert all(1.2 * after < before for before, after in itertools.pairwise(sizes))
     damped = eqx.filter_jit(damped_gradient)  # compiled for each limit: it is a setting
     for limit, expected in ((1.01 * sizes[0], 0), (1.01 * sizes[3], 3), (1e-9, 5)):
-        gradient, gamma = damped(policy, unstable_dynamics, scalar_cost, rollout, 0.95, float(limit))
+        gradient, gamma = damped(policy, unstable_dynamics, scalar_cost, rollout, discount=0.95, max_norm=float(limit))
         np.testing.assert_allclose(gamma, gammas[expected], rtol=1e-12)
         np.testing.assert_allclose(abs(float(gradient.k)), sizes[expected], rtol=1e-10)

@@ -102,7 +102,7 @@ def test_the_converged_step_is_the_dense_one(float64, toy_spec, size):
     assert report.accepted
     np.testing.assert_allclose(report.gradient_norm, np.linalg.norm(nabla), rtol=1e-10)
     np.testing.assert_allclose(report.step_norm, np.linalg.norm(expected), rtol=1e-5)
-    np.testing.assert_allclose(report.command_change, np.linalg.norm(J.T @ expected), rtol=1e-5)
+    np.testing.assert_allclose(report.command_step_norm, np.linalg.norm(J.T @ expected), rtol=1e-5)
     np.testing.assert_allclose(report.predicted_decrease, -nabla @ expected, rtol=1e-5)
 
 
@@ -165,7 +165,7 @@ def test_a_gradient_that_is_not_finite_is_refused(toy_spec, policy32, bad, every
     delta, report = take_step(policy32, nabla, random_rollout(toy_spec, 0))
     np.testing.assert_array_equal(delta, 0.0)
     assert not report.accepted
-    assert report.step_norm == report.command_change == report.predicted_decrease == 0.0
+    assert report.step_norm == report.command_step_norm == report.predicted_decrease == 0.0
     assert not np.isfinite(report.gradient_norm)
 
 
@@ -238,7 +238,7 @@ def test_the_units_of_commands_and_a_stride_against_the_dense_solve(float64, toy
     expected = -ETA * np.linalg.solve(matrix, nabla)
     delta = np.asarray(ravel_pytree(new)[0]) - np.asarray(ravel_pytree(policy)[0])
     assert np.linalg.norm(delta - expected) <= 1e-5 * np.linalg.norm(expected)
-    np.testing.assert_allclose(report.command_change, np.linalg.norm(J.T @ expected), rtol=1e-5)
+    np.testing.assert_allclose(report.command_step_norm, np.linalg.norm(J.T @ expected), rtol=1e-5)
 
 
 def test_gated_and_padded_steps_do_not_hold_the_policy_back(float64, toy_spec):
@@ -256,7 +256,7 @@ def test_gated_and_padded_steps_do_not_hold_the_policy_back(float64, toy_spec):
     gated = eqx.tree_at(lambda r: r.free, rollout, jnp.asarray(np.zeros(rollout.free.shape, bool)))
     alone, report = take_step(policy, nabla, gated, **settings)
     np.testing.assert_allclose(alone, -ETA * nabla / (EPSILON + nabla @ nabla), rtol=1e-9)
-    assert report.command_change == 0.0
+    assert report.command_step_norm == 0.0
 
 
 @jax.jit

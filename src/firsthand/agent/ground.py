@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ..models import Dynamics, Policy
-from ..optim.rollout import Rollout, imagine, residuals
+from ..optim.rollout import Rollout, model_errors, roll_out
 
 
 class Imagined(eqx.Module):
@@ -36,7 +36,7 @@ class Ground(NamedTuple):
     starts: Float[Array, "trajectories state"]
     previews: Float[Array, "trajectories steps points outputs"]
     missed: Float[Array, "trajectories steps state"]
-    """The measured one-step residuals; zero on imagined trajectories."""
+    """The measured model errors; zero on imagined trajectories."""
     applied: Float[Array, "trajectories steps commands"]
     free: Bool[Array, "trajectories steps commands"]
     valid: Bool[Array, "trajectories steps"]
@@ -45,7 +45,7 @@ class Ground(NamedTuple):
 
 def ground_of(dynamics: Dynamics, rollout: Rollout, imagined: Imagined | None) -> Ground:
     """The measured trajectories with what the model misses on them, and the imagined ones."""
-    missed = residuals(dynamics, rollout)
+    missed = model_errors(dynamics, rollout)
     starts, previews = rollout.states[:, 0], rollout.previews
     extra = 0
     if imagined is not None:
@@ -66,9 +66,16 @@ def ground_of(dynamics: Dynamics, rollout: Rollout, imagined: Imagined | None) -
 
 def predicted(policy: Policy, dynamics: Dynamics, on: Ground) -> Rollout:
     """What the model says that a policy does."""
-    predict = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0, 0, 0))
-    states, commands = predict(policy, dynamics, on.starts, on.previews, on.missed, on.applied, on.free)
-    return Rollout(states, commands, on.previews, on.free, on.valid)
+    return roll_out(
+        policy,
+        dynamics,
+        on.starts,
+        previews=on.previews,
+        errors=on.missed,
+        applied=on.applied,
+        free=on.free,
+        valid=on.valid,
+    )
 
 
 def deviation(

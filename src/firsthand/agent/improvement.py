@@ -77,11 +77,11 @@ def _one_step(
         dynamics,
         cost,
         data,
-        chosen.discount,
-        chosen.gradient_limit,
-        outlier_limit(settings),
-        shrink=chosen.discount_shrink,
-        max_tries=chosen.discount_tries,
+        max_norm=chosen.gradient_limit,
+        discount=chosen.discount,
+        outlier=outlier_limit(settings),
+        discount_factor=chosen.discount_shrink,
+        max_attempts=chosen.discount_tries,
         chained=chained,
     )
     new, report = preconditioned_step(
@@ -160,7 +160,7 @@ def improve_on_model(
 ) -> tuple[Policy, Improvement]:
     """Several preconditioned steps on what the model says the new policy would do.
 
-    The model is rolled out from the measured starts with the measured one-step residuals added back, so that it is
+    The model is rolled out from the measured starts with the measured model errors added back, so that it is
     exact at the policy that made the data. Imagined trajectories with fresh references keep the policy from fitting
     this episode's references alone. A trajectory whose first step is not valid has no start that the model could be
     rolled out from, and does not count. A step is kept when the predicted cost falls and the predicted commands differ

@@ -1,27 +1,13 @@
 """Refining a policy that the model predicts well: Gauss–Newton steps on the corrected model, each on fresh references.
 
-The cost of a batch of trajectories is a sum of squares, g(φ) = ‖r(φ)‖², r the residuals of tracking, change of command
-and joint limits along the closed loop, each with the square root of its weight. With R = ∂r/∂φ through the model and
-the policy's feedback, and M = ε I + α J Jᵀ the paper's measure of a step, the step minimises
-
-    ‖r + R Δφ‖² + λ ΔφᵀM Δφ,    so that    (RᵀR + λ M) Δφ = −Rᵀr.
-
-The paper's Λ has the rank-one ∇∇ᵀ where this has RᵀR: what the cost's curvature is along every direction, not along
-the gradient alone. That is what the last centimetre needs: late in a run directions differ by orders of magnitude in
-how much they matter, and a gradient step is as short as the steepest of them allows.
-
-The system is solved by a few conjugate gradients with Jacobian-vector products, linear in parameters and steps, begun
-at a share of the last solution: directions of small curvature are worked out over many steps. The solution w is then
-scaled along itself to the minimum, after which wᵀ(RᵀR + λM)w = wᵀRᵀr =: s holds whatever w is. By Cauchy–Schwarz
-s ≤ ‖r‖² = g, and therefore
-
-    ‖Δφ‖ ≤ √(g/(λε)),   ‖JᵀΔφ‖ ≤ √(g/(λα)),   0 ≤ s ≤ g:
-
-the smaller the cost, the smaller the step.
+The residuals are those of tracking, change of command and joint limits; the step itself, its system and its bounds are
+those of `optim.gauss_newton`. The last centimetre needs it: late in a run directions differ by orders of magnitude in
+how much they matter, and a gradient step is as short as the steepest of them allows. Each solve begins at a share of
+the last solution, so that directions of small curvature are worked out over many steps.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -30,13 +16,35 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from ..models import Dynamics, Policy
+from ..optim.gauss_newton import gauss_newton_step, linearise, step_residuals, trajectory_weights
 from ..optim.gradient import mean_cost
-from ..optim.preconditioner import BOUND_SLACK, StepReport, command_jacobian, conjugate_gradients
-from ..optim.rollout import Rollout, SquaresCost
-from .ground import Ground, Imagined, deviation, ground_of, half_range, predicted
+from ..optim.preconditioner import StepReport
+from ..optim.rollout import Rollout
+from .ground import Imagined, deviation, ground_of, half_range, predicted
 from .improvement import Improvement, outlier_limit
 from .settings import Settings
 from .trees import select_tree
+
+
+@runtime_checkable
+class SquaresCost(Protocol):
+    """A cost that is a sum of squares, as refinement needs it; a `CostFunction` like any other besides."""
+
+    def __call__(
+        self, state: Float[Array, " state"], command: Float[Array, " commands"], reference: Float[Array, " outputs"], /
+    ) -> Float[Array, ""]:
+        """c(x, u, r)."""
+        ...
+
+    def residuals(
+        self, state: Float[Array, " state"], command: Float[Array, " commands"], reference: Float[Array, " outputs"], /
+    ) -> Float[Array, " residuals"]:
+        """What c is the sum of squares of."""
+        ...
+
+    def steepened(self, power: int) -> "SquaresCost":
+        """The same cost with joint limits that are felt later and more suddenly."""
+        ...
 
 
 class Refinement(eqx.Module):
@@ -58,52 +66,6 @@ class Refinement(eqx.Module):
         )
 
 
-class Weighed(NamedTuple):
-    """A batch's residuals at a policy, linearised."""
-
-    value: Float[Array, ""]
-    """g: the weighed mean cost over trajectories."""
-    slope: Float[Array, " parameters"]
-    """Rᵀr, half the gradient of g."""
-    push: Callable[[Array], Array]
-    """v ↦ R v."""
-    pull: Callable[[Array], Array]
-    """y ↦ Rᵀ y."""
-    weights: Float[Array, "trajectories 1 1"]
-    """What the residuals of each trajectory are multiplied by."""
-    data: Rollout
-    """What the model says that the policy does."""
-
-
-def batch_residuals(policy: Policy, dynamics: Dynamics, cost: SquaresCost, on: Ground):
-    """The residuals of every step, not weighed, and the rollout; a step that does not count has none."""
-    data = predicted(policy, dynamics, on)
-    each = jax.vmap(jax.vmap(cost.residuals))(data.states[:, :-1], data.commands, data.references)
-    return jnp.where(on.valid[..., None], each, 0.0), data
-
-
-def trajectory_weights(
-    residuals: Float[Array, "trajectories steps residuals"],
-    valid: Bool[Array, "trajectories steps"],
-    outlier: Float[Array, ""] | float | None,
-) -> Float[Array, "trajectories 1 1"]:
-    """Roots of weights with which squared residuals add up to a mean cost over steps.
-
-    A trajectory that costs more than `outlier` times the median gets the weight at which it costs just that: a motion
-    that cannot be followed must not decide about all others. With None all weigh the same. A cost that is not finite
-    makes all weights so, and the step is refused.
-    """
-    steps = valid.sum(axis=1)
-    costs = jnp.sum(residuals**2, axis=(1, 2)) / jnp.maximum(steps, 1)
-    usual = jnp.nanmedian(jnp.where(steps > 0, costs, jnp.nan))
-    tiny = jnp.finfo(costs.dtype).tiny
-    share = (
-        jnp.minimum(1.0, outlier * usual / jnp.maximum(costs, tiny)) if outlier is not None else jnp.ones_like(costs)
-    )
-    share = jnp.where(steps > 0, share, 0.0)
-    return jnp.sqrt(share / jnp.maximum((share * steps).sum(), tiny))[:, None, None]
-
-
 def felt_cost(cost: SquaresCost, rollout: Rollout, settings: Settings) -> Float[Array, ""]:
     """What a refinement's prediction is held against: the measured mean cost, weighed in the same way.
 
@@ -111,84 +73,10 @@ def felt_cost(cost: SquaresCost, rollout: Rollout, settings: Settings) -> Float[
     mean counts where it is larger.
     """
     valid = rollout.valid & rollout.valid[:, :1]  # as in refinement: the others have no sound start
-    each = jax.vmap(jax.vmap(cost.residuals))(rollout.states[:, :-1], rollout.commands, rollout.references)
-    each = jnp.where(valid[..., None], each, 0.0)
+    each = step_residuals(cost.residuals, dataclasses.replace(rollout, valid=valid))
     limits = (outlier_limit(settings), None)
     weighed, plain = (jnp.sum((trajectory_weights(each, valid, limit) * each) ** 2) for limit in limits)
     return jnp.maximum(weighed, settings.refinement.mean_share * plain)
-
-
-def linearised(
-    policy: Policy,
-    dynamics: Dynamics,
-    cost: SquaresCost,
-    on: Ground,
-    outlier: Float[Array, ""] | float | None,
-) -> Weighed:
-    """The weighed residuals r at a policy, with R = ∂r/∂φ as two products."""
-    parameters, static = eqx.partition(policy, eqx.is_array)
-    flat, unravel = ravel_pytree(parameters)
-
-    def at(phi):
-        return batch_residuals(eqx.combine(unravel(phi), static), dynamics, cost, on)
-
-    each, forward, data = jax.linearize(at, flat, has_aux=True)
-    transpose = jax.linear_transpose(forward, flat)
-    weights = trajectory_weights(each, on.valid, outlier)
-
-    def pull(rows):
-        return transpose(weights * rows)[0]
-
-    r = weights * each
-    return Weighed(jnp.sum(r**2), pull(r), lambda v: weights * forward(v), pull, weights, data)
-
-
-def gauss_newton_step(
-    policy: Policy, at: Weighed, begin: Float[Array, " parameters"], damping: Float[Array, ""], settings: Settings
-) -> tuple[Policy, Float[Array, " parameters"], StepReport]:
-    """The policy after the step −w, w itself, and what the step was like; `begin` is where the solve of w begins.
-
-    A step that is not finite or breaks a bound is refused: the policy comes back unchanged with `accepted` false.
-    """
-    alpha, epsilon = settings.policy_step.alpha, settings.policy_step.epsilon
-    stride = settings.policy_step.jacobian_stride
-    flat, push_u, pull_u, rebuild = command_jacobian(policy, at.data, stride, half_range(policy))
-
-    def product(v):
-        return at.pull(at.push(v)) + damping * (epsilon * v + alpha * pull_u(push_u(v)))
-
-    missing = at.slope - product(begin)
-    more, relative, used = conjugate_gradients(
-        product, missing, iterations=settings.refinement.iterations, tolerance=settings.policy_step.cg_tolerance
-    )
-    w = begin + more
-    tiny = jnp.finfo(flat.dtype).tiny
-    image, commands = at.push(w), push_u(w)
-    along = at.slope @ w
-    curved = jnp.sum(image**2) + damping * (epsilon * (w @ w) + alpha * jnp.sum(commands**2))
-    scale = along / jnp.maximum(curved, tiny)
-    w, decrease = scale * w, scale * along
-    length, change = jnp.linalg.norm(w), jnp.abs(scale) * jnp.linalg.norm(commands)
-    limit = 1.0 + BOUND_SLACK
-    accepted = (
-        jnp.isfinite(at.value)
-        & jnp.all(jnp.isfinite(w))
-        & (epsilon * damping * length**2 <= limit * at.value)
-        & (alpha * damping * change**2 <= limit * at.value)
-        & (decrease <= limit * at.value)
-    )
-    w = jnp.where(accepted, w, 0.0)
-    report = StepReport(
-        gradient_norm=2.0 * jnp.linalg.norm(at.slope),
-        step_norm=jnp.linalg.norm(w),
-        command_change=jnp.where(accepted, change, 0.0),
-        predicted_decrease=jnp.where(accepted, decrease, 0.0),
-        relative_residual=relative * jnp.linalg.norm(missing) / jnp.maximum(jnp.linalg.norm(at.slope), tiny),
-        iterations=used,
-        accepted=accepted,
-        discount=jnp.asarray(1.0, flat.dtype),
-    )
-    return rebuild(flat - w), w, report
 
 
 class _Progress(NamedTuple):
@@ -235,11 +123,22 @@ def refine_on_model(
             starts=fixed.starts.at[measured:].set(fresh.starts),
             previews=fixed.previews.at[measured:].set(fresh.previews),
         )
-        at = linearised(now.policy, dynamics, cost, on, outlier_limit(settings))
-        begin = settings.refinement.memory * now.direction
-        candidate, w, report = gauss_newton_step(now.policy, at, begin, now.damping, settings)
-        each, data = batch_residuals(candidate, dynamics, cost, on)
-        value = jnp.sum((at.weights * each) ** 2)
+        outlier = outlier_limit(settings)
+        at = linearise(now.policy, lambda p: predicted(p, dynamics, on), cost.residuals, outlier=outlier)
+        candidate, w, report = gauss_newton_step(
+            now.policy,
+            at,
+            damping=now.damping,
+            alpha=settings.policy_step.alpha,
+            epsilon=settings.policy_step.epsilon,
+            begin=settings.refinement.memory * now.direction,
+            iterations=settings.refinement.iterations,
+            tolerance=settings.policy_step.cg_tolerance,
+            stride=settings.policy_step.jacobian_stride,
+            command_scale=half_range(policy),
+        )
+        data = predicted(candidate, dynamics, on)
+        value = jnp.sum((at.weights * step_residuals(cost.residuals, data)) ** 2)
         moved = deviation(policy, data.commands, before, on)
         keep = report.accepted & (value < at.value) & (moved <= radius)  # false where the value is not finite
         progress = _Progress(

@@ -9,12 +9,12 @@ from jaxtyping import Array, Float
 
 from ..models import Policy
 from ..optim.gradient import mean_cost
-from ..optim.rollout import CostFunction, Rollout, SquaresCost
+from ..optim.rollout import CostFunction, Rollout
 from .buffer import Buffer
 from .ground import Imagined
 from .improvement import Improvement, improve_policy
 from .model_learning import ModelReport, learn_model
-from .refinement import Refinement, felt_cost, refine_on_model
+from .refinement import Refinement, SquaresCost, felt_cost, refine_on_model
 from .settings import Settings
 from .state import LearnerState
 from .trees import select_tree

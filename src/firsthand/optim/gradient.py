@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from .parameters import split_parameters
 from .rollout import CostFunction, DynamicsFunction, PolicyFunction, Rollout
 
 
@@ -49,7 +50,7 @@ def command_sensitivities(
     measured trajectory in two: nothing is known across it, and λ starts again at zero. On a `chained` one `dynamics`
     made every state from the one before, and such a step only loses its cost.
     """
-    passes = followed(rollout) if chained else rollout.valid
+    passes = reaches_cost(rollout) if chained else rollout.valid
 
     def step(adjoint, inputs):
         state, command, preview, free, valid, passes = inputs
@@ -69,8 +70,8 @@ def command_sensitivities(
     return sensitivities
 
 
-def followed(rollout: Rollout) -> Bool[Array, "*trajectories steps"]:
-    """Whether a step counts or one after it does."""
+def reaches_cost(rollout: Rollout) -> Bool[Array, "*trajectories steps"]:
+    """Whether a step or one after it counts in the cost."""
     return jnp.flip(jnp.cumsum(jnp.flip(rollout.valid, -1), axis=-1), -1) > 0
 
 
@@ -84,20 +85,33 @@ def closed_loop_gradient(
     *,
     chained: bool = False,
 ) -> PyTree:
-    """∇̂_φ of the mean cost over steps and trajectories, as a pytree like `policy` (arrays only).
+    """∇̂_φ of the mean cost over steps and trajectories.
 
-    Where `rollout` was measured this is the paper's estimate; where it was imagined by the same `dynamics` it is
-    backpropagation through time, and `chained` takes it across invalid steps. With `outlier` set, a trajectory whose
-    sensitivities are larger than that many times the median trajectory's is scaled down to it: one loop that the model
-    believes unstable must not drown the others.
+    Where `rollout` was measured this is the paper's estimate; where the same `dynamics` predicted it, it is
+    backpropagation through time.
+
+    Args:
+        policy: π, a callable pytree: its floating-point arrays are φ. `jax.tree_util.Partial(apply, params)` makes one
+            of parameters and an apply function.
+        dynamics: the model f(x, u), of which only derivatives are used.
+        cost: c(x, u, r) of one step.
+        rollout: the trajectories along which the derivatives are taken.
+        discount: γ, multiplies A + BK.
+        outlier: a trajectory whose sensitivities are larger than this many times the median trajectory's is scaled
+            down to it: one loop that the model believes unstable must not drown the others. None or 0: no limit.
+        chained: whether `dynamics` predicted every state from the one before. An invalid step then only loses its
+            cost; in a measured trajectory nothing is known across it.
+
+    Returns:
+        A pytree like `policy`, with None in place of what is not a parameter.
     """
     mu = jax.vmap(lambda one: command_sensitivities(policy, dynamics, cost, one, discount, chained=chained))(rollout)
     if outlier is not None:
         size = jnp.sqrt(jnp.sum(mu**2, axis=(1, 2), keepdims=True))
         usual = jnp.nanmedian(jnp.where(size > 0, size, jnp.nan))  # of those that say something
-        mu = mu * jnp.where(size > 0, jnp.minimum(1.0, outlier * usual / size), 1.0)
+        mu = mu * jnp.where((size > 0) & (outlier > 0), jnp.minimum(1.0, outlier * usual / size), 1.0)
     mu = mu / jnp.maximum(rollout.valid.sum(), 1)
-    parameters, static = eqx.partition(policy, eqx.is_array)
+    parameters, static = split_parameters(policy)
 
     def commands(phi):
         current = eqx.combine(phi, static)
@@ -112,34 +126,44 @@ def damped_gradient(
     dynamics: DynamicsFunction,
     cost: CostFunction,
     rollout: Rollout,
-    discount: Float[Array, ""] | float,
-    limit: Float[Array, ""] | float,
-    outlier: Float[Array, ""] | float | None = None,
     *,
-    shrink: Float[Array, ""] | float = 0.92,
-    max_tries: int = 6,
+    max_norm: Float[Array, ""] | float,
+    discount: Float[Array, ""] | float = 1.0,
+    outlier: Float[Array, ""] | float | None = None,
     chained: bool = False,
+    discount_factor: Float[Array, ""] | float = 0.92,
+    max_attempts: int = 6,
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """The closed-loop gradient with the largest γ of a few, from `discount` down, at which its norm is at most `limit`.
+    """The closed-loop gradient with the largest γ of a few, from `discount` down, whose norm is at most `max_norm`.
 
     Where the model believes the closed loop unstable, the gradient grows without bound along the trajectory, and the
     preconditioned step, which falls like 1/‖∇‖, stops all learning. A smaller γ looks less far ahead and stays
-    meaningful: γ, sγ, s²γ, … with s = `shrink` are tried in turn, at most `max_tries` of them. The last is taken even
-    if its gradient is still too large: the step's bounds hold all the same. Returns the gradient and its γ.
+    meaningful: γ, sγ, s²γ, … with s = `discount_factor` are tried in turn. The last is taken even if its gradient is
+    still too large: the step's bounds hold all the same.
+
+    Args:
+        policy, dynamics, cost, rollout, outlier, chained: as in `closed_loop_gradient`.
+        max_norm: the largest norm of the gradient that is accepted at once.
+        discount: the first γ.
+        discount_factor: what γ is multiplied by for the next attempt.
+        max_attempts: how many γ are tried.
+
+    Returns:
+        The gradient, and its γ.
     """
 
     def again(carry):
-        gamma, _, _, tries = carry
-        gamma = jnp.where(tries == 0, gamma, shrink * gamma)
+        gamma, _, _, attempts = carry
+        gamma = jnp.where(attempts == 0, gamma, discount_factor * gamma)
         gradient = closed_loop_gradient(policy, dynamics, cost, rollout, gamma, outlier, chained=chained)
         norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
-        return gamma, gradient, norm, tries + 1
+        return gamma, gradient, norm, attempts + 1
 
     def unfinished(carry):
-        _, _, norm, tries = carry
-        return ~(norm <= limit) & (tries < max_tries)
+        _, _, norm, attempts = carry
+        return ~(norm <= max_norm) & (attempts < max_attempts)
 
-    nothing = jax.tree.map(jnp.zeros_like, eqx.filter(policy, eqx.is_array))
+    nothing = jax.tree.map(jnp.zeros_like, split_parameters(policy)[0])
     dtype = rollout.states.dtype
     start = (jnp.asarray(discount, dtype), nothing, jnp.asarray(jnp.inf, dtype), jnp.asarray(0, jnp.int32))
     gamma, gradient, _, _ = jax.lax.while_loop(unfinished, again, start)

@@ -272,7 +272,7 @@ def episode_metrics(
         "gradient_norm": float(report.step.gradient_norm),
         "discount": float(report.step.discount),
         "step_norm": float(report.step.step_norm),
-        "command_step": float(report.step.command_change),
+        "command_step": float(report.step.command_step_norm),
         "policy_steps": int(report.steps_taken),
         "predicted_cost": float(report.predicted_cost),
         "surprise": float(report.surprise),

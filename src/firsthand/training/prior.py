@@ -7,7 +7,6 @@ from pathlib import Path
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from firsthand_onboard import ControlSpec
@@ -19,7 +18,7 @@ from ..errors import UserError
 from ..logs import Transitions, read_log, spec_difference
 from ..logs.base import transitions
 from ..logs.episodes import stored_spec
-from ..optim.rollout import imagine
+from ..optim.rollout import roll_out
 from ..robots import EpisodeRecord
 from ..robots.base import neutral
 from ..runs import RunFolder, packed
@@ -158,10 +157,7 @@ def practise(
 @eqx.filter_jit
 def modelled(policy, dynamics, starts, previews) -> Rollout:
     """Trajectories of the model alone."""
-    still = jnp.zeros((*previews.shape[:2], starts.shape[-1]))
-    states, commands = jax.vmap(imagine, in_axes=(None, None, 0, 0, 0))(policy, dynamics, starts, previews, still)
-    free, valid = jnp.ones(commands.shape, bool), jnp.ones(commands.shape[:2], bool)
-    return Rollout(states, commands, previews, free, valid)
+    return roll_out(policy, dynamics, starts, previews=previews)
 
 
 def _only_starts(task: Task, starts: np.ndarray) -> EpisodeRecord:

@@ -74,9 +74,9 @@ def gradient_report(
         dynamics,
         task.cost,
         rollout,
-        settings.policy_step.discount,
-        settings.policy_step.gradient_limit,
-        outlier_limit(settings),
+        max_norm=settings.policy_step.gradient_limit,
+        discount=settings.policy_step.discount,
+        outlier=outlier_limit(settings),
     )
 
     arrays, static = eqx.partition(policy, eqx.is_array)

@@ -129,7 +129,7 @@ def gauss_newton_step(
     epsilon: Float[Array, ""] | float,
     begin: Float[Array, " parameters"] | None = None,
     iterations: int = 30,
-    tolerance: float = 1e-2,
+    tolerance: Float[Array, ""] | float = 1e-2,
     stride: int = 1,
     command_scale: Float[Array, " commands"] | float = 1.0,
 ) -> tuple[PyTree, Float[Array, " parameters"], StepReport]:

@@ -205,7 +205,7 @@ def precondition(
     alpha: Float[Array, ""] | float,
     epsilon: Float[Array, ""] | float,
     iterations: int = 30,
-    tolerance: float = 1e-2,
+    tolerance: Float[Array, ""] | float = 1e-2,
     stride: int = 1,
     command_scale: Float[Array, " commands"] | float = 1.0,
 ) -> optax.GradientTransformationExtraArgs:

@@ -48,8 +48,8 @@ def measure(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             dynamics,
             group.task.cost,
             rollout,
-            group.settings.policy_step.discount,
-            group.settings.policy_step.gradient_limit,
+            max_norm=group.settings.policy_step.gradient_limit,
+            discount=group.settings.policy_step.discount,
         )
         for epsilon in parameters["epsilons"]:
             norms = np.geomspace(1e-3, 1e3, parameters["points"]) * np.sqrt(epsilon)

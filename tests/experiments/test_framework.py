@@ -175,10 +175,12 @@ def test_a_checkpoint_of_which_nobody_knows_the_code_is_no_single_version(tmp_pa
 
 def test_the_code_of_a_job_is_everything_that_its_data_may_come_from() -> None:
     found = {path.as_posix().partition("src/")[2] for path in worker.sources("firsthand_lab.experiments.learning:run")}
-    for name in ("experiments/theory/setup.py", "experiments/sensitivity.py", "logs/base.py", "learner/gradient.py"):
-        assert f"firsthand/{name}" in found
+    for name in ("experiments/theory/setup.py", "experiments/sensitivity.py"):
+        assert f"firsthand_lab/{name}" in found
+    for package in worker._DATA_COMES_FROM:
+        assert f"firsthand/{package}/__init__.py" in found
     assert "firsthand_onboard/features.py" in found
-    assert not any(name.startswith("firsthand/baselines") for name in found)
+    assert not any(name.startswith("firsthand_lab/baselines") for name in found)
 
 
 def test_a_job_is_another_one_when_its_parameters_are(tmp_path: Path) -> None:

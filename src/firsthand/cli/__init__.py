@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from typing import Any
 
 import tyro
 
@@ -48,20 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(__version__)
         sys.exit(0)
     try:
-        check_laboratory(arguments)
-        check_options(arguments)
-    except UserError as error:
-        print(f"firsthand: {error}", file=sys.stderr)
-        sys.exit(WRONG_INPUT)
-    command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS | laboratory_commands(),
-        prog="firsthand",
-        description=f"{DESCRIPTION} {laboratory_hint()}".rstrip(),
-        args=arguments,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
-    )
-    _use_compilation_cache()
-    try:
+        command = parse_command(arguments)
+        _use_compilation_cache()
         sys.exit(command.run())
     except UserError as error:
         print(f"firsthand: {error}", file=sys.stderr)
@@ -78,6 +67,19 @@ def main(arguments: list[str] | None = None) -> None:
         what = "there is not enough memory for this; ask for less, for example fewer --episodes"
         print(f"firsthand: {what}.", file=sys.stderr)
         sys.exit(WRONG_INPUT)
+
+
+def parse_command(arguments: list[str]) -> Any:
+    """The command that these arguments ask for; `run` carries it out. An unknown option exits with code 2."""
+    check_laboratory(arguments)
+    check_options(arguments)
+    return tyro.extras.subcommand_cli_from_dict(
+        COMMANDS | laboratory_commands(),
+        prog="firsthand",
+        description=f"{DESCRIPTION} {laboratory_hint()}".rstrip(),
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
+    )
 
 
 def _out_of_memory(error: Exception) -> bool:

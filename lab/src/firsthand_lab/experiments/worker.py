@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import firsthand
 from firsthand.errors import UserError
 from firsthand.runs import atomic, provenance
 
@@ -28,17 +29,18 @@ JOB = "job.json"
 STARTS = "starts.json"
 """Beside a job's checkpoint: the code that it was started with, and others that it went on with."""
 _DATA_COMES_FROM = (
+    "optim",
     "models",
-    "learner",
+    "agent",
     "tasks",
     "plants",
     "robots",
     "training",
     "evaluation",
     "inspection",
+    "controllers",
     "simulators",
     "logs",
-    "experiments",
 )
 
 
@@ -125,8 +127,9 @@ def code_digest(runner: str) -> str:
 
 def sources(runner: str) -> list[Path]:
     """The files that `code_digest` looks at; more of them than most jobs use, and none too few."""
-    root = Path(__file__).parent.parent
-    found = [p for name in _DATA_COMES_FROM for p in sorted((root / name).rglob("*.py"))]
+    root, product = Path(__file__).parent.parent, Path(firsthand.__file__).parent
+    found = [p for name in _DATA_COMES_FROM for p in sorted((product / name).rglob("*.py"))]
+    found += sorted((root / "experiments").rglob("*.py"))
     if runner.startswith(f"{__name__.partition('.')[0]}.baselines."):
         found += sorted((root / "baselines").rglob("*.py"))
     for module in ("firsthand_onboard", runner.partition(":")[0]):

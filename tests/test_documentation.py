@@ -1,0 +1,107 @@
+"""The documentation's code: Python blocks run, commands are parsed by the real parsers.
+
+The Python blocks of a page run one after the other, as a reader would type them, with few episodes. A block that cannot
+run has the reason in the line above: `<!-- not run: REASON -->`.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from documented import ROOT
+from firsthand.cli import parse_command
+from firsthand.errors import UserError
+from firsthand.training.presets import PRESETS
+from firsthand_onboard.cli import parser as onboard_parser
+
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/*.md", "lab/*.md", "onboard/*.md")
+    for path in ROOT.glob(pattern)
+)
+NOT_RUN = re.compile(r"<!-- not run: .{10,} -->")
+EPISODES = re.compile(r"\bepisodes=\d+")
+INLINE = re.compile(r"`firsthand ([a-z][^`\n]*)`")
+COMMANDS = ("firsthand", "firsthand-onboard")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    language: str
+    line: int
+    above: str
+    code: str
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The fenced blocks of a page, in order."""
+    lines = (ROOT / page).read_text().splitlines()
+    opened = None
+    for number, line in enumerate(lines):
+        if line.startswith("```"):
+            if opened is None:
+                opened = number
+            else:
+                above = lines[opened - 1] if opened else ""
+                yield Block(lines[opened][3:].strip(), opened + 1, above, "\n".join(lines[opened + 1 : number]))
+                opened = None
+    assert opened is None, f"{page}:{opened + 1}: a block without an end"
+
+
+def python_blocks(page: str) -> list[Block]:
+    """The blocks that run."""
+    return [block for block in blocks(page) if block.language == "python" and not NOT_RUN.fullmatch(block.above)]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast preset with little to compute: what it learns does not matter here."""
+    changes = {"policy_step.steps": 2, "policy_step.cg_iterations": 2, "model.steps": 10, "refinement.steps": 1}
+    monkeypatch.setitem(PRESETS, "fast", PRESETS["fast"].with_changes(changes | {"imagination.trajectories": 2}))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)])
+def test_the_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "documentation"}
+    for block in python_blocks(page):
+        if named := re.match(r"# (\w+\.py)\n", block.code):
+            Path(named[1]).write_text(block.code)
+        code = "\n" * block.line + EPISODES.sub("episodes=2", block.code)
+        exec(compile(code, str(ROOT / page), "exec"), names)
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """The commands of ours in a block, as words."""
+    if block.language in ("", "bash", "sh", "console"):
+        for line in block.code.replace("\\\n", " ").splitlines():
+            if line.split() and Path(line.split()[0]).name in COMMANDS:
+                words = shlex.split(line, comments=True)
+                yield [Path(words[0]).name, *words[1:]]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(True for b in blocks(p) for _ in commands(b))])
+def test_the_commands_are_understood(page: str) -> None:
+    for block in blocks(page):
+        for command in commands(block):
+            understand(command, f"{page}:{block.line}")
+
+
+def understand(command: list[str], where: str) -> None:
+    """Parse a command without running it."""
+    program, *arguments = command
+    if arguments in (["--version"], ["--help"]):
+        return
+    try:
+        if program == "firsthand":
+            parse_command(arguments)
+        else:
+            onboard_parser().parse_args(arguments)
+    except (SystemExit, UserError) as error:
+        pytest.fail(f"{where}: `{' '.join(command)}` is not understood: {error}")

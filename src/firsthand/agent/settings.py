@@ -2,8 +2,8 @@
 """The agent's settings, in small groups. Each setting says here what it is, its default and what it may be.
 
 The command line's options, `config.json` and the checks all follow from these declarations: to add a setting, add one
-line to a group. This module imports neither JAX nor NumPy. `agent.trees` makes settings a pytree: numbers with a decimal
-point are leaves, so that a sweep over them is a `jax.vmap`; whole numbers and tuples are part of its structure.
+line to a group. This module imports neither JAX nor NumPy. `agent.trees` makes settings a pytree: numbers with a
+decimal point are leaves, so that a sweep over them is a `jax.vmap`; whole numbers and tuples are part of its structure.
 """
 
 import dataclasses

@@ -22,8 +22,6 @@ FOR_EVERYBODY = "nothing; everybody may import them"
 SHARED = {"errors", "units", "drawing", "interrupt", "cache"}
 PENDING = {
     ("dashboard", "training"),
-    ("logs", "training"),
-    ("report", "cli"),
     ("robots", "simulators"),
     ("robots", "training"),
 }

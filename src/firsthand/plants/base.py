@@ -5,9 +5,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
-
-PlantState = PyTree[Float[Array, "..."], " plant"]
+from jaxtyping import Array, Float, PRNGKeyArray
 
 
 class AbstractPlant(eqx.Module):

@@ -16,7 +16,27 @@ def _as_float(value: ArrayLike) -> Array:
     return jnp.asarray(value, dtype=jnp.result_type(value, float))
 
 
-class ScalarPlant(AbstractPlant):
+class _AbstractProbe(AbstractPlant):
+    """One command, and a control period that is a field."""
+
+    period: eqx.AbstractVar[float]
+
+    def __check_init__(self):
+        if not 0.0 < self.period < float("inf"):
+            raise ValueError(f"{type(self).__name__}.period must be a positive number of seconds, not {self.period!r}.")
+
+    @property
+    def period_s(self) -> float:
+        """The control period in seconds."""
+        return self.period
+
+    @property
+    def num_commands(self) -> int:
+        """One: u."""
+        return 1
+
+
+class ScalarPlant(_AbstractProbe):
     """One number with one command: x⁺ = a x + b u, of which x is measured.
 
     With a = 1 every position is at rest under u = 0. Otherwise only x = 0 is, and a `reset` to any other position
@@ -29,19 +49,6 @@ class ScalarPlant(AbstractPlant):
     """What one unit of command adds to x in one period."""
     period: float = eqx.field(static=True, default=0.1)
     """The control period in seconds. It does not enter the dynamics: a and b belong to it."""
-
-    def __check_init__(self):
-        _check_period("ScalarPlant", self.period)
-
-    @property
-    def period_s(self) -> float:
-        """The control period in seconds."""
-        return self.period
-
-    @property
-    def num_commands(self) -> int:
-        """One: u."""
-        return 1
 
     @property
     def num_measured(self) -> int:
@@ -72,7 +79,7 @@ class DelayedDoubleIntegratorState(eqx.Module):
     """[u_{k-1}, u_{k-2}, …, u_{k-delay}]: the last one acts during the next step."""
 
 
-class DelayedDoubleIntegrator(AbstractPlant):
+class DelayedDoubleIntegrator(_AbstractProbe):
     """A mass pushed by a command that arrives `delay` control steps late: p̈(t) = gain · u(t − delay · T).
 
     With the command held over each period T this is exactly
@@ -86,26 +93,15 @@ class DelayedDoubleIntegrator(AbstractPlant):
     gain: Float[Array, ""] = eqx.field(converter=_as_float, default=1.0)
     """Acceleration per unit of command, in units of position per s²."""
     delay: int = eqx.field(static=True, default=2)
-    """The dead time in whole control steps; 0 is none: the command acts during the step in which it is given."""
+    """The dead time in whole control steps; with 0 the command acts during the step in which it is given."""
     period: float = eqx.field(static=True, default=0.1)
     """The control period T in seconds."""
 
     def __check_init__(self):
-        _check_period("DelayedDoubleIntegrator", self.period)
         if not isinstance(self.delay, int) or self.delay < 0:
             raise ValueError(
                 f"DelayedDoubleIntegrator.delay must be a whole number of steps, 0 or more, not {self.delay!r}."
             )
-
-    @property
-    def period_s(self) -> float:
-        """The control period T in seconds."""
-        return self.period
-
-    @property
-    def num_commands(self) -> int:
-        """One: u."""
-        return 1
 
     @property
     def num_measured(self) -> int:
@@ -136,8 +132,3 @@ class DelayedDoubleIntegrator(AbstractPlant):
     def measure(self, state: DelayedDoubleIntegratorState, *, key: PRNGKeyArray) -> Float[Array, "2"]:
         """[p, v]. The key is not used."""
         return jnp.stack([state.position, state.velocity])
-
-
-def _check_period(name: str, period: float) -> None:
-    if not 0.0 < period < float("inf"):
-        raise ValueError(f"{name}.period must be a positive number of seconds, not {period!r}.")

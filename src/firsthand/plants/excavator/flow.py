@@ -17,16 +17,15 @@ from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW, REF
 from firsthand.plants.excavator.hydraulics import (
     MEMORY,
     advance_spool,
-    delayed_command,
+    end_cushion,
     supply_pressure,
     valve_gain,
 )
-from firsthand.plants.excavator.linkage import ARM_SIGNS, moment_arms
+from firsthand.plants.excavator.linkage import moment_arms
 from firsthand.plants.excavator.loads import gravity_torque, mass_diagonal
 from firsthand.plants.excavator.machine import AbstractExcavator
 from firsthand.plants.excavator.parameters import (
     BAR,
-    PERIOD_S,
     ExcavatorParameters,
     by_direction,
     oil_factors,
@@ -82,15 +81,8 @@ class ExcavatorFlow(AbstractExcavator):
     def step(self, state: FlowState, command: Float[Array, "4"], *, key: PRNGKeyArray) -> FlowState:
         """One control period of 0.04 s with `command`, clipped to [-1, 1], held."""
         del key
-        commands = jnp.concatenate([jnp.clip(command, -1.0, 1.0)[None], state.memory])
-        dt = PERIOD_S / self.substeps
         surroundings = self.surroundings(state)
-        seen = jnp.stack(
-            [delayed_command(commands, i * dt, (i + 1) * dt, self.parameters) for i in range(self.substeps)]
-        )
-        state, _ = jax.lax.scan(lambda s, u: (self.substep(s, u, surroundings, dt), None), state, seen)
-        oil = self._warmer(state.oil_temperature_c)
-        return state._replace(memory=commands[:MEMORY], oil_temperature_c=oil)
+        return self._hold(state, command, self.substeps, lambda s, u, dt: self.substep(s, u, surroundings, dt))
 
     def surroundings(self, state: FlowState) -> Surroundings:
         """What changes slowly and is therefore computed once per control period."""
@@ -121,14 +113,12 @@ class ExcavatorFlow(AbstractExcavator):
         q, dq, e = state.position, state.velocity, state.deflection
         spool = advance_spool(state.spool, command, dt, p)
         plus = spool > 0
-        area_plus, area_minus, sign_plus, sign_minus = stroke_factors(p)
+        area_plus, area_minus, _, _ = stroke_factors(p)
         full_plus, full_minus = area_plus * jnp.asarray(p.speed_plus), area_minus * jnp.asarray(p.speed_minus)
 
         # What the valves ask for, less toward an end stop: cylinders have cushions.
         low, high = jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH)
-        signs = np.asarray(ARM_SIGNS)
-        room = jnp.where(by_direction(plus, sign_plus * signs, sign_minus * signs) > 0, high - q, q - low)
-        gain = valve_gain(spool, around.dead_band_factor, p) * jnp.clip(room / jnp.asarray(p.cushion), 0.0, 1.0)
+        gain = valve_gain(spool, around.dead_band_factor, p) * end_cushion(q, plus, p)
 
         # What the pump grants.
         demand = gain * around.flow_factor * by_direction(plus, full_plus, full_minus)

@@ -2,9 +2,19 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
-from firsthand.plants.excavator.parameters import BAR, PERIOD_S, ExcavatorParameters, by_direction, sigmoid
+from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW
+from firsthand.plants.excavator.linkage import ARM_SIGNS
+from firsthand.plants.excavator.parameters import (
+    BAR,
+    PERIOD_S,
+    ExcavatorParameters,
+    by_direction,
+    sigmoid,
+    stroke_factors,
+)
 
 MEMORY = 3
 """Past commands kept, enough for a dead time of three control periods."""
@@ -44,6 +54,18 @@ def advance_spool(spool: Float[Array, "4"], command: Float[Array, "4"], dt: floa
     closing = (1 - jnp.exp(-dt / close_s)) * error
     share = sigmoid((error * spool + 0.02) * 100.0)
     return spool + closing + (opening - closing) * share
+
+
+def end_cushion(q: Float[Array, "4"], plus: Bool[Array, "4"], p: ExcavatorParameters) -> Float[Array, "4"]:
+    """What is left of the flow, 0 to 1, toward an end stop: cylinders have cushions.
+
+    `plus` is the direction of the command of each joint.
+    """
+    _, _, sign_plus, sign_minus = stroke_factors(p)
+    signs = np.asarray(ARM_SIGNS)
+    low, high = jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH)
+    room = jnp.where(by_direction(plus, sign_plus * signs, sign_minus * signs) > 0, high - q, q - low)
+    return jnp.clip(room / jnp.asarray(p.cushion), 0.0, 1.0)
 
 
 def valve_gain(spool: Float[Array, "4"], dead_band_factor: Array, p: ExcavatorParameters) -> Float[Array, "4"]:

@@ -1,6 +1,7 @@
 """What the two fidelities have in common: interface, payload, oil temperature, sensors."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -10,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from firsthand.plants.base import AbstractPlant
 from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW
+from firsthand.plants.excavator.hydraulics import MEMORY, delayed_command
 from firsthand.plants.excavator.parameters import PERIOD_S, ExcavatorParameters
 
 _Excavator = TypeVar("_Excavator", bound="AbstractExcavator")
@@ -35,7 +37,7 @@ class AbstractExcavator(AbstractPlant):
     working_oil_c: Float[Array, ""] = _number(75.0)
     """Where the oil temperature drifts to."""
     warming_rate: Float[Array, ""] = _number(0.0)
-    """How fast, 1/s: dT/dt = warming_rate · (working_oil_c - T). 0 is no drift; 1/900 a machine that warms up."""
+    """How fast, 1/s: dT/dt = warming_rate · (working_oil_c - T). 0 means no drift; 1/900 a machine that warms up."""
     position_noise: Float[Array, ""] = _number(0.0)
     """Standard deviation of the measured positions, rad or m."""
     velocity_noise: Float[Array, ""] = _number(0.0)
@@ -74,6 +76,23 @@ class AbstractExcavator(AbstractPlant):
     def _inside(self, position: Float[Array, "4"]) -> Float[Array, "4"]:
         """`position`, moved inside the end stops."""
         return jnp.clip(jnp.asarray(position, float), jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH))
+
+    def _hold(
+        self,
+        state: Any,
+        command: Float[Array, "4"],
+        parts: int,
+        advance: Callable[[Any, Float[Array, "4"], float], Any],
+    ) -> Any:
+        """One control period with `command`, clipped to [-1, 1], held: `parts` equal steps of `advance`.
+
+        `advance(state, command, dt)` gets what has reached the valves by then.
+        """
+        commands = jnp.concatenate([jnp.clip(command, -1.0, 1.0)[None], state.memory])
+        dt = PERIOD_S / parts
+        seen = jnp.stack([delayed_command(commands, i * dt, (i + 1) * dt, self.parameters) for i in range(parts)])
+        state, _ = jax.lax.scan(lambda s, u: (advance(s, u, dt), None), state, seen)
+        return state._replace(memory=commands[:MEMORY], oil_temperature_c=self._warmer(state.oil_temperature_c))
 
     def _warmer(self, temperature_c: Float[Array, ""]) -> Float[Array, ""]:
         """The oil temperature one control period later."""

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from firsthand.plants.excavator.chambers import (
@@ -30,16 +29,15 @@ from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW
 from firsthand.plants.excavator.hydraulics import (
     MEMORY,
     advance_spool,
-    delayed_command,
+    end_cushion,
     supply_pressure,
     valve_gain,
 )
-from firsthand.plants.excavator.linkage import ARM_SIGNS, cylinder_lengths, moment_arms
+from firsthand.plants.excavator.linkage import cylinder_lengths, moment_arms
 from firsthand.plants.excavator.loads import coriolis_torque, gravity_torque, mass_matrix
 from firsthand.plants.excavator.machine import AbstractExcavator
 from firsthand.plants.excavator.parameters import (
     BAR,
-    PERIOD_S,
     PRESSURE_MODEL,
     ExcavatorParameters,
     by_direction,
@@ -113,14 +111,7 @@ class ExcavatorPressure(AbstractExcavator):
     def step(self, state: PressureState, command: Float[Array, "4"], *, key: PRNGKeyArray) -> PressureState:
         """One control period of 0.04 s with `command`, clipped to [-1, 1], held."""
         del key
-        commands = jnp.concatenate([jnp.clip(command, -1.0, 1.0)[None], state.memory])
-        dt = PERIOD_S / self.slow_steps
-        seen = jnp.stack(
-            [delayed_command(commands, i * dt, (i + 1) * dt, self.parameters) for i in range(self.slow_steps)]
-        )
-        state, _ = jax.lax.scan(lambda s, u: (self._slow_step(s, u, dt), None), state, seen)
-        oil = self._warmer(state.oil_temperature_c)
-        return state._replace(memory=commands[:MEMORY], oil_temperature_c=oil)
+        return self._hold(state, command, self.slow_steps, self._slow_step)
 
     def advance(self, state: PressureState, command: Float[Array, "4"], dt: float) -> PressureState:
         """A short time `dt`; see `AbstractExcavator.advance`."""
@@ -142,11 +133,7 @@ class ExcavatorPressure(AbstractExcavator):
         flow_factor, dead_band_factor, damping_factor = oil_factors(state.oil_temperature_c, p)
         plus = spool > 0
         area_plus, area_minus, sign_plus, sign_minus = stroke_factors(p)
-        low, high = jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH)
-        signs = np.asarray(ARM_SIGNS)
-        room = jnp.where(by_direction(plus, sign_plus * signs, sign_minus * signs) > 0, high - q, q - low)
-        cushion = jnp.clip(room / jnp.asarray(p.cushion), 0.0, 1.0)
-        speed = flow_factor * cushion * by_direction(plus, p.speed_plus, p.speed_minus)
+        speed = flow_factor * end_cushion(q, plus, p) * by_direction(plus, p.speed_plus, p.speed_minus)
         speed = speed * valve_gain(spool, dead_band_factor, p)
         length = cylinder_lengths(q)
         bore_volume, rod_volume = volumes(length, p, c)

@@ -1,10 +1,8 @@
 """The experiment of the fast preset in its smallest form."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
@@ -13,13 +11,7 @@ from firsthand_lab.experiments import Job, Result, Size, fast, files, worker
 from firsthand_lab.experiments.fast import Fast, Marks, at_mark, largest_jump, recoveries
 from firsthand_lab.experiments.study import Study
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly() -> Iterator[None]:
-    """What is computed here is small; how fast does not matter."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 @pytest.fixture(scope="module")

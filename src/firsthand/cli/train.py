@@ -190,9 +190,10 @@ class Train:
         """The live page in a process of its own, if it was asked for."""
         if not self.dashboard:
             return contextlib.nullcontext()
-        from ..dashboard.child import beside
+        from ..dashboard.child import page_process
+        from ..training.display import say
 
-        return beside(run)
+        return page_process(run, say)
 
     def _events(self, trainer: Any) -> Any:
         """TensorBoard's event files beside the metrics, if they were asked for."""

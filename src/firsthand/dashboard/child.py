@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,10 +16,8 @@ from ..errors import UserError
 
 
 @contextmanager
-def beside(run: Path):
-    """Show the page of a run while the block runs."""
-    from ..training.display import say
-
+def page_process(run: Path, say: Callable[[str], object]) -> Iterator[None]:
+    """Show the page of a run while the block runs; `say` gets what it prints, such as its address."""
     child = subprocess.Popen(
         [sys.executable, "-m", "firsthand.dashboard.child", str(run)],
         stdin=subprocess.PIPE,
@@ -27,12 +26,12 @@ def beside(run: Path):
         text=True,
     )
 
-    def tell() -> None:
+    def forward() -> None:
         assert child.stdout is not None
         for line in child.stdout:
             say(line.rstrip("\n"))
 
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=forward, daemon=True).start()
     try:
         yield
     finally:

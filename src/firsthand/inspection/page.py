@@ -1,11 +1,10 @@
 """The HTML page of an inspection: one file with everything in it. All text is escaped here."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import resources
 from typing import Any
 
+from ..report.html import document, image
 from .inspection import Inspection
 from .summary import STRENGTH, TIMES, comparison, digits, strength, times
 
@@ -31,17 +30,10 @@ CAPTIONS = {
 def render(inspection: Inspection, images: Mapping[str, bytes]) -> str:
     """The whole page. `images` are the figures as SVG, by name."""
     title = f"Inspection of {inspection.robot}"
-    css = resources.files("firsthand.report").joinpath("page.css").read_text("utf-8")
     sections = [_head(inspection, title), _channels(inspection)]
-    sections += [_figure(name, images[name]) for name in CAPTIONS]
+    sections += [_figure(name, images) for name in CAPTIONS]
     sections += [_noise(inspection), _proposal(inspection)]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
-        + "\n".join(sections)
-        + "\n</body>\n</html>\n"
-    )
+    return document(title, sections)
 
 
 def _head(inspection: Inspection, title: str) -> str:
@@ -77,13 +69,9 @@ def _channels(inspection: Inspection) -> str:
     return f"<h2>Channels</h2>\n{tables[0]}\n{tables[1]}\n<p>{escape(text)}</p>"
 
 
-def _figure(name: str, svg: bytes) -> str:
+def _figure(name: str, images: Mapping[str, bytes]) -> str:
     title, caption = CAPTIONS[name]
-    data = base64.b64encode(svg).decode("ascii")
-    return (
-        f'<h2>{escape(title)}</h2>\n<figure>\n<div class="wide scroll"><img alt="{escape(title)}" '
-        f'src="data:image/svg+xml;base64,{data}"></div>\n<figcaption>{escape(caption)}</figcaption>\n</figure>'
-    )
+    return f"<h2>{escape(title)}</h2>\n{image(images, name, title, caption, scroll=True)}"
 
 
 def _noise(inspection: Inspection) -> str:

@@ -17,7 +17,7 @@ from ..units import UNKNOWN, Unit, number, unit_of
 from . import figures
 from .data import History, PathAxes, PathPanel
 from .gather import is_machine
-from .page import document, image
+from .html import document, image
 
 MOST = 12
 """More runs cannot be told apart in one figure."""

@@ -1,11 +1,9 @@
 """The HTML page: one file with everything in it, no script, nothing loaded from elsewhere. All text is escaped here."""
 
-import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from ..training.display import duration
 from ..units import METRES, UNKNOWN, Unit, number
 from .data import finite_mean
 from .gather import RunReport, reproduction
+from .html import document, image
 
 
 def render(report: RunReport, images: Mapping[str, bytes]) -> str:
@@ -32,28 +31,6 @@ def render(report: RunReport, images: Mapping[str, bytes]) -> str:
     if report.evaluation is not None:
         sections.append(_table(report, report.evaluation))
     return document(title, [*sections, _health(report, images), _configuration(report)])
-
-
-def document(title: str, sections: Sequence[str]) -> str:
-    """A page with its style inside. `sections` are HTML."""
-    css = resources.files("firsthand.report").joinpath("page.css").read_text("utf-8")
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
-        + "\n".join(sections)
-        + "\n</body>\n</html>\n"
-    )
-
-
-def image(images: Mapping[str, bytes], name: str, alternative: str, caption: str, *, scroll: bool = False) -> str:
-    """A figure. On a phone, one that would become too small to read is scrolled sideways instead."""
-    data = base64.b64encode(images[name]).decode("ascii")
-    return (
-        f'<figure>\n<div class="wide{" scroll" if scroll else ""}">'
-        f'<img alt="{escape(alternative)}" src="data:image/svg+xml;base64,{data}"></div>\n'
-        f"<figcaption>{escape(caption)}</figcaption>\n</figure>"
-    )
 
 
 def _head(report: RunReport, title: str) -> str:

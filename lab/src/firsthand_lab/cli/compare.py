@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from firsthand.errors import UserError
 
-from .jobs import FAILED, INTERRUPTED, check_runner, make_pool, print_findings
+from .jobs import check_runner, make_pool, print_findings, run_studies
 
 if TYPE_CHECKING:
     from ..experiments.study import Study
@@ -58,8 +58,7 @@ class Compare:
         from ..baselines.registry import chosen
         from ..baselines.setup import plant_and_task
         from ..experiments.base import Size
-        from ..experiments.display import Display
-        from ..experiments.run import JobsFailed, carry_out, default_folder
+        from ..experiments.run import default_folder
 
         peers = chosen(self.peers)
         if self.episodes < 1:
@@ -80,16 +79,13 @@ class Compare:
             raise UserError(f"peers is {self.peers!r}, but must name at least one besides ours.")
         for peer in peers:
             peer.require(task, 10**6 if self.tiny else self.episodes)  # tiny shortens what takes time
-        with study, Display() as display:
+        with study:
             say(f"{comparison.name}, {self.episodes} episodes each, into {folder}")
-            try:
-                findings = carry_out([study], lambda n: make_pool(n, self.workers, self.on, self.address), display)
-            except KeyboardInterrupt:
-                say(f"Interrupted; what is done is kept. Continue with: {self._again()}")
-                return INTERRUPTED
-            except JobsFailed as failed:
-                say(f"firsthand: {failed} The other jobs are kept; try the rest again with: {self._again()}")
-                return FAILED
+            findings = run_studies(
+                [study], lambda jobs: make_pool(jobs, self.workers, self.on, self.address), self._again()
+            )
+        if isinstance(findings, int):
+            return findings
         print_findings([study], findings)
         return 0
 

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from firsthand.errors import UserError
 
-from .jobs import FAILED, INTERRUPTED, check_runner, make_pool, print_findings
+from .jobs import check_runner, make_pool, print_findings, run_studies
 
 _Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Switch = Annotated[bool, arg(help_behavior_hint="")]
@@ -46,8 +46,7 @@ class Experiment:
 
         from ..experiments import registry
         from ..experiments.base import Size
-        from ..experiments.display import Display
-        from ..experiments.run import JobsFailed, carry_out, default_folder
+        from ..experiments.run import default_folder
         from ..experiments.study import Study, claim
 
         if self.list:
@@ -69,15 +68,9 @@ class Experiment:
                 for e, s in zip(experiments, sizes, strict=True)
             ]
             say(f"{self.name}, {size} size, into {folder}")
-            display = stack.enter_context(Display())
-            try:
-                findings = carry_out(studies, self._pool, display)
-            except KeyboardInterrupt:
-                say(f"Interrupted; what is done is kept. Continue with: {self._again()}")
-                return INTERRUPTED
-            except JobsFailed as failed:
-                say(f"firsthand: {failed} The other jobs are kept; try the rest again with: {self._again()}")
-                return FAILED
+            findings = run_studies(studies, self._pool, self._again())
+        if isinstance(findings, int):
+            return findings
         print_findings(studies, findings)
         if together:
             _write_summary(folder, studies, findings)

@@ -1,8 +1,13 @@
 """What `experiment` and `compare` share: where jobs run, and how findings are shown."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from firsthand.errors import UserError
+
+if TYPE_CHECKING:
+    from ..experiments.base import Finding
+    from ..experiments.study import Study
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -31,6 +36,24 @@ def make_pool(jobs: int, workers: int | None, on: str, address: str | None) -> A
 
         return RayPool(address, workers)
     return LocalPool(min(workers or cores(), jobs))
+
+
+def run_studies(studies: Sequence["Study"], pool: Callable[[int], Any], again: str) -> "dict[str, Finding] | int":
+    """The findings of the studies, or the exit code when jobs failed or somebody interrupted; `again` goes on."""
+    from firsthand.training.display import say
+
+    from ..experiments.display import Display
+    from ..experiments.run import JobsFailed, carry_out
+
+    with Display() as display:
+        try:
+            return carry_out(list(studies), pool, display)
+        except KeyboardInterrupt:
+            say(f"Interrupted; what is done is kept. Continue with: {again}")
+            return INTERRUPTED
+        except JobsFailed as failed:
+            say(f"firsthand: {failed} The other jobs are kept; try the rest again with: {again}")
+            return FAILED
 
 
 def print_findings(studies: Any, findings: Any) -> None:

@@ -11,7 +11,6 @@ from .baseline import EPISODES, baseline
 from .curves import Curves, PowerLaw, gather, power_law
 from .drawing import two_losses
 
-PAPER_EXPONENT = 4.0
 PAPER_LOSS = {50: 3e-2, 100: 6e-3, 200: 3e-3, 400: 2e-3}
 """Controller loss read off figure 3, m²."""
 NEAR = (3.0, 5.0)

@@ -48,7 +48,7 @@ def cost(commands, plant, spec, start):
     return jnp.mean(jax.vmap(one)(commands))
 
 
-def timed(function, *arguments, repeats=5):
+def time_call(function, *arguments, repeats=5):
     """(first call, best later call) in seconds."""
     times = []
     for _ in range(repeats + 1):
@@ -68,9 +68,9 @@ def main():
         plant, start = make_robot(name, task).plant, jnp.asarray(task.home)
         single = jnp.asarray(rng.uniform(-1, 1, (SINGLE[name], plant.num_commands)).round(1))
         many = jnp.asarray(rng.uniform(-1, 1, (BATCH, task.steps, plant.num_commands)))
-        first, best = timed(eqx.filter_jit(run), plant, start, single)
-        _, batched = timed(eqx.filter_jit(jax.vmap(run, (None, None, 0))), plant, start, many)
-        first_gradient, gradient = timed(eqx.filter_jit(jax.grad(cost)), many, plant, task.spec, start)
+        first, best = time_call(eqx.filter_jit(run), plant, start, single)
+        _, batched = time_call(eqx.filter_jit(jax.vmap(run, (None, None, 0))), plant, start, many)
+        first_gradient, gradient = time_call(eqx.filter_jit(jax.grad(cost)), many, plant, task.spec, start)
         table.add_row(
             name,
             f"{len(single) / best:,.0f}",

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from firsthand.logs.comma import column_names
+from firsthand.logs.csv_file import column_names
 from firsthand.robots.registry import make_robot, make_task
 from firsthand.runs import RunFolder
 from firsthand.simulators import record
@@ -113,13 +113,13 @@ def run(log: Path | None, practised: bool, excited: bool, seed: int, episodes: i
     return {"seed": seed, "error_m": errors}
 
 
-def rounded(value):
+def round_values(value):
     """Numbers with five digits: raw data small enough to keep."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, list):
-        return [rounded(v) for v in value]
-    return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
+        return [round_values(v) for v in value]
+    return {k: round_values(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def main() -> None:
@@ -150,7 +150,7 @@ def main() -> None:
                 others = [r for r in results.get(variant, []) if r["seed"] != seed]
                 results[variant] = sorted([*others, done], key=lambda r: r["seed"])
                 content = {"minutes": options.minutes, "pi_error": pi_error, "variants": results}
-                RESULTS.write_text(json.dumps(rounded(content), indent=1) + "\n")
+                RESULTS.write_text(json.dumps(round_values(content), indent=1) + "\n")
     table = Table(
         title=f"Mean error in cm (median of seeds {options.seeds}); fast preset; {options.minutes:g} min of data"
     )

@@ -26,7 +26,7 @@ from firsthand.logs import Series
 from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.robots.registry import make_task
 from firsthand.simulators import FitSettings, StoredSimulator
-from firsthand.simulators.fit import untrained
+from firsthand.simulators.fit import make_untrained_plant
 
 STEPS, REPEATS, BATCH = 20_000, 7, 20
 
@@ -48,7 +48,7 @@ def main() -> None:
         simulator = StoredSimulator.open(sys.argv[1]).plant()
     else:
         log = Series(rng.normal(size=(50, 8)).astype(np.float32), rng.uniform(-1, 1, (49, 4)).astype(np.float32))
-        simulator = untrained(task.spec, [log], FitSettings())
+        simulator = make_untrained_plant(task.spec, [log], FitSettings())
     plants = {"learned simulator": simulator, "flow-source plant": ExcavatorFlow()}
     home = jnp.asarray(task.home)
     single = jnp.asarray(rng.uniform(-1, 1, (STEPS, 4)), jnp.float32)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from firsthand.cli import main
-from firsthand.logs.comma import column_names
+from firsthand.logs.csv_file import column_names
 from firsthand.tasks.excavator import excavator_task
 
 

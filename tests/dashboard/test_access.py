@@ -121,7 +121,7 @@ def test_a_port_in_use_is_said_and_the_next_one_offered():
     [
         ({"host": "0.0.0.0"}, "every network"),
         ({"host": "robot"}, "must be an address"),
-        ({"host": "192.0.2.7"}, "no address of this computer"),
+        ({"host": "192.0.2.7"}, "not an address of this computer"),
         ({"port": 0}, "between 1 and 65535"),
         ({"port": 70000}, "between 1 and 65535"),
     ],

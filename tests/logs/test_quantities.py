@@ -9,7 +9,7 @@ import pytest
 from firsthand.errors import UserError
 from firsthand.logs import read_log
 from firsthand.logs.base import transitions
-from firsthand.logs.comma import column_names
+from firsthand.logs.csv_file import column_names
 from firsthand.robots import EpisodeRecord
 from firsthand.tasks.excavator import excavator_task
 from firsthand.training.data import as_rollout

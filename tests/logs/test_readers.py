@@ -141,7 +141,7 @@ def test_not_a_log(toy_spec: ControlSpec, tmp_path: Path) -> None:
         ("a.csv", b"\xff\xfe\x00binary", "is not UTF-8 text"),
         ("b.csv", b"", "is empty"),
         ("c.txt", b"time\n", "must be a run folder, a .csv or an .mcap file"),
-        ("d.mcap", b"time\n", "is no MCAP file"),
+        ("d.mcap", b"time\n", "not an MCAP file"),
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=words):
@@ -257,7 +257,7 @@ def test_bad_mcap(toy_spec: ControlSpec, tmp_path: Path, monkeypatch: pytest.Mon
             read_log(path, toy_spec)
         assert words in str(caught.value)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(UserError, match="damaged or is no MCAP file"):
+    with pytest.raises(UserError, match="damaged or not an MCAP file"):
         read_log(path, toy_spec)
 
     real = builtins.__import__
@@ -326,7 +326,7 @@ def test_trajectories_that_follow_one_another_are_one_stretch(toy_spec: ControlS
 def test_another_robots_run_is_refused_with_the_field(toy_spec: ControlSpec, tmp_path: Path) -> None:
     path = store(tmp_path / "run", toy_spec, [episode(toy_spec, 0)])
     slower = replace(toy_spec, period_s=0.1)
-    with pytest.raises(UserError, match=r"is no log of this robot: period_s is 0\.05 there and 0\.1 here"):
+    with pytest.raises(UserError, match=r"is not a log of this robot: period_s is 0\.05 there and 0\.1 here"):
         read_log(path, slower)
     assert spec_difference(toy_spec, toy_spec) is None
     # Another memory is no other robot: the registers are rebuilt.
@@ -350,7 +350,7 @@ def test_a_run_with_commands_in_another_unit_is_refused(toy_spec: ControlSpec, t
         with pytest.raises(UserError) as caught:
             read_log(path, toy_spec)
         ranges = f"the command u0 ranges from {-factor:g} to {factor:g} there and from -1 to 1 here"
-        assert f"{path} is no log of this robot: {ranges}, which must be another unit." in str(caught.value)
+        assert f"{path} is not a log of this robot: {ranges}, which must be another unit." in str(caught.value)
 
 
 def test_a_command_out_of_range_hides_no_bad_measurement(toy_spec: ControlSpec, tmp_path: Path) -> None:

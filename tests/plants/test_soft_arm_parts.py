@@ -12,7 +12,7 @@ from firsthand.plants.soft_arm import SoftArmParameters
 from firsthand.plants.soft_arm.body import inertia, point_masses, taut_stiffness, upright
 from firsthand.plants.soft_arm.cables import cable_commands, cable_torques, next_slip, routing, tensions, wrap
 from firsthand.plants.soft_arm.geometry import points
-from firsthand.plants.soft_arm.parameters import MOST_PAYLOAD_KG
+from firsthand.plants.soft_arm.parameters import MAX_PAYLOAD_KG
 from firsthand.robots.registry import ROBOTS
 
 P = SoftArmParameters()
@@ -77,7 +77,7 @@ def test_the_upright_arm_is_linearised_right():
 
 def test_the_heaviest_load_allowed_does_not_buckle_the_arm_and_half_as_much_again_does():
     relaxed = taut_stiffness(P) - P.creep_share * P.helicoid_stiffness * np.eye(6)
-    for load, stands in ((MOST_PAYLOAD_KG, True), (1.5 * MOST_PAYLOAD_KG, False)):
+    for load, stands in ((MAX_PAYLOAD_KG, True), (1.5 * MAX_PAYLOAD_KG, False)):
         net = relaxed - np.asarray(WEIGHT(jnp.zeros(6), jnp.asarray(load)))
         assert (np.linalg.eigvalsh(net).min() > 0.0) == stands
     with pytest.raises(UserError, match=r"payload is 1 kg, but the soft arm carries at most 0\.2 kg"):

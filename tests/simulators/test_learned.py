@@ -20,7 +20,7 @@ from firsthand.robots import SimulatedRobot
 from firsthand.robots.registry import find_robot, make_task
 from firsthand.simulators import FitSettings, StoredSimulator, fit, open_loop, record
 from firsthand.simulators.data import Windows, split
-from firsthand.simulators.fit import untrained
+from firsthand.simulators.fit import make_untrained_plant
 from firsthand.simulators.folder import save
 from firsthand.tasks import Task
 
@@ -78,7 +78,7 @@ def test_beyond_what_was_seen_it_stops(task: Task) -> None:
 def test_it_is_a_plant_like_any_other(task: Task) -> None:
     settings = dataclasses.replace(SETTINGS, hidden=(8,))
     walk = np.cumsum(np.random.default_rng(0).normal(size=(200, 2)), axis=0).astype(np.float32)
-    plant = untrained(task.spec, [Series(walk, np.zeros((199, 1), np.float32))], settings)
+    plant = make_untrained_plant(task.spec, [Series(walk, np.zeros((199, 1), np.float32))], settings)
     *rest, (weight, bias) = plant.layers
     # Untrained it drifts nowhere in particular; at rest it must not move, so nothing is added to the last layer.
     plant = eqx.tree_at(lambda p: (p.layers, p.center), plant, ((*rest, (weight, bias)), jnp.zeros(2)))
@@ -183,7 +183,7 @@ def stored(tmp_path: Path) -> Path:
     spec = make_task("excavator").spec
     rng = np.random.default_rng(0)
     series = Series(rng.normal(size=(50, 8)).astype(np.float32), rng.uniform(-1, 1, (49, 4)).astype(np.float32))
-    plant = untrained(spec, [series], FitSettings(hidden=(4,)))
+    plant = make_untrained_plant(spec, [series], FitSettings(hidden=(4,)))
     save(tmp_path / "sim", plant, robot="excavator", data=[], settings=FitSettings(hidden=(4,)), accuracy=[])
     return tmp_path / "sim"
 
@@ -197,7 +197,7 @@ def test_a_simulator_comes_back_bit_for_bit(stored: Path) -> None:
     assert (plant.command_history, plant.measurement_history, plant.num_commands) == (10, 4, 4)
     rng = np.random.default_rng(0)
     series = Series(rng.normal(size=(50, 8)).astype(np.float32), rng.uniform(-1, 1, (49, 4)).astype(np.float32))
-    before = untrained(task.spec, [series], FitSettings(hidden=(4,)))
+    before = make_untrained_plant(task.spec, [series], FitSettings(hidden=(4,)))
     for ours, theirs in zip(jax.tree.leaves(plant), jax.tree.leaves(before), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     robot = source.make_robot(task, payload_kg=0.0, seed=0)

@@ -12,7 +12,7 @@ import pytest
 
 from firsthand.agent import Settings
 from firsthand.errors import UserError
-from firsthand.logs.comma import column_names
+from firsthand.logs.csv_file import column_names
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import SimulatedRobot
 from firsthand.runs import RunFolder

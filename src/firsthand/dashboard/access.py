@@ -52,7 +52,7 @@ class Guarded:
         elif scope["type"] == "http" and scope["path"] == "/" and b"token=" in scope["query_string"]:
             await self._enter(scope, receive, send)
         elif self._has_cookie(scope):
-            # There is no proxy in front of this: whoever says so is not believed.
+            # There is no proxy in front of this: headers that claim one are not believed.
             honest = [(name, value) for name, value in scope["headers"] if not name.startswith(b"x-forwarded")]
             await self.app({**scope, "headers": honest}, receive, self._with_headers(send))
         else:

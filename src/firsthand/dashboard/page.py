@@ -24,7 +24,7 @@ from .state import PageState
 REFRESH_S = 1.0
 """How often a browser is told what is new."""
 DRAW_S = 3.0
-"""Charts are not drawn anew more often than this: simulated episodes may be faster than a phone can draw."""
+"""Charts are not redrawn more often than this: simulated episodes may be faster than a phone can draw."""
 
 
 def add_page(runs: RunList) -> None:

@@ -14,11 +14,11 @@ from .run_list import RunList
 
 PORT = 8765
 """The first one that is tried."""
-TRIED = 50
-"""So many ports above it are tried."""
+MAX_PORTS = 50
+"""How many ports are tried, counting up from it."""
 HOST = "127.0.0.1"
-EVERY_S = 1.0
-"""How often the runs' folders are looked at."""
+POLL_S = 1.0
+"""How often the runs' folders are read."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ def listen(host: str = HOST, port: int | None = None) -> Place:
     if port is not None:
         found = _bind(host, port)
         if found is None:
-            free = next((p for p in range(port + 1, min(port + TRIED, 65535)) if _free(host, p)), None)
+            free = next((p for p in range(port + 1, min(port + MAX_PORTS, 65535)) if _free(host, p)), None)
             hint = f"; {free} is free: --port {free}" if free is not None else ""
             raise UserError(f"port {port} is in use{hint}.")
         return Place(found, host, token)
-    for number in range(PORT, PORT + TRIED):
+    for number in range(PORT, PORT + MAX_PORTS):
         found = _bind(host, number)
         if found is not None:
             note = "" if number == PORT else f"Port {PORT} is in use; taking {number}."
             return Place(found, host, token, note)
-    raise UserError(f"the ports {PORT} to {PORT + TRIED - 1} are all in use; give another one with --port.")
+    raise UserError(f"the ports {PORT} to {PORT + MAX_PORTS - 1} are all in use; give another one with --port.")
 
 
 def _bind(host: str, port: int) -> socket.socket | None:
@@ -88,7 +88,7 @@ def _bind(host: str, port: int) -> socket.socket | None:
     except OSError as error:
         listening.close()
         if error.errno == 99:  # EADDRNOTAVAIL
-            raise UserError(f"host is {host}, which is no address of this computer.") from None
+            raise UserError(f"host is {host}, which is not an address of this computer.") from None
         return None
     return listening
 
@@ -99,7 +99,7 @@ def _free(host: str, port: int) -> bool:
 
 
 def serve(runs: RunList, place: Place, *, unwanted: Callable[[], bool] | None = None) -> None:
-    """Serve until the process is interrupted, or until `unwanted` says so while no browser is there."""
+    """Serve until the process is interrupted, or until `unwanted()` while no browser is connected."""
     import uvicorn
     from fastapi import FastAPI
     from nicegui import Client, app, ui
@@ -133,10 +133,10 @@ def serve(runs: RunList, place: Place, *, unwanted: Callable[[], bool] | None = 
         alone = 0.0
         while True:
             runs.poll()  # not in a thread: a browser must never see half of what was read
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(POLL_S)
             watched = any(client.has_socket_connection for client in Client.instances.values())
-            alone = 0.0 if watched else alone + EVERY_S
-            if unwanted is not None and alone >= 3 * EVERY_S and unwanted():
+            alone = 0.0 if watched else alone + POLL_S
+            if unwanted is not None and alone >= 3 * POLL_S and unwanted():
                 server.should_exit = True
                 return
 

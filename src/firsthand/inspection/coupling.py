@@ -19,7 +19,7 @@ class Coupling:
     alone: Float[np.ndarray, "measured commands"]
     """One channel at a time; NaN where it was not tried."""
     together: Float[np.ndarray, "measured commands"]
-    """All at once with signs by coin, by least squares; NaN where that was not done."""
+    """All at once with random signs, by least squares; NaN where that was not done."""
     clear: Bool[np.ndarray, "measured commands"]
     """Where the effect alone can be told from noise."""
 

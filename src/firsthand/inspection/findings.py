@@ -1,4 +1,4 @@
-"""From a recording to what is said about a robot."""
+"""From a recording to findings about the robot."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from .response import (
     step_response,
 )
 
-WANDERS = 0.01
+MAX_WANDER = 0.01
 """A robot whose positions move over this share of their range under the neutral command does not stand still."""
 
 
@@ -69,7 +69,7 @@ class ChannelFindings:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an inspection says about a robot, in control periods and in the robot's own units."""
+    """What an inspection found out about a robot, in control periods and in the robot's own units."""
 
     channels: tuple[ChannelFindings, ...]
     stands_still: bool
@@ -117,7 +117,7 @@ def at_rest(
     # Noise spans about six of its standard deviations, and a steady drift is told from motion.
     jumps = np.std(np.diff(path, n=2, axis=0), axis=0) / np.sqrt(6)
     wanders = np.ptp(path - trend, axis=0) - 8 * jumps
-    still = bool((wanders[positions] < WANDERS * extent).all())
+    still = bool((wanders[positions] < MAX_WANDER * extent).all())
     return still, spread if still else motion.spread, drift
 
 
@@ -248,7 +248,7 @@ def _notes(
             "The robot does not stand still under the neutral command: gains are the acceleration that a command adds, "
             "settling times cannot be told, and noise is what cannot be foreseen one period ahead."
         )
-    anew = int((~recording.joined[1:]).sum())
-    if anew:
-        notes.append(f"The robot ended and started anew {anew} times.")
+    restarts = int((~recording.joined[1:]).sum())
+    if restarts:
+        notes.append(f"The robot ended and was restarted {restarts} times.")
     return tuple(notes)

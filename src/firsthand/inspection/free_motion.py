@@ -13,7 +13,7 @@ NEUTRAL_FOR = 5
 ENOUGH = 60
 """Periods of free motion below which nothing is fitted."""
 BLOCK = 20
-"""Every second block of so many periods is left out of the fit and chooses among the fits."""
+"""Every second block of this many periods is left out of the fit and chooses among the fits."""
 RIDGE = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""An inspection as a whole: what was recorded, what it says, what it proposes."""
+"""An inspection as a whole: what was recorded, what was found, what is proposed."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -130,6 +130,6 @@ class Inspection:
 
 
 def conclude(robot: str, spec: ControlSpec, settings: InspectionSettings, recording: Recording) -> Inspection:
-    """What a recording says, and what follows from it."""
+    """Findings and proposals from a recording."""
     findings = identify(recording, spec)
     return Inspection(robot, spec, settings, recording, findings, propose(findings, recording, spec))

@@ -1,6 +1,6 @@
 """Dead time: the first control period in which a command shows.
 
-The signs of the pushes are drawn by coin. Nothing that happens before a push takes effect can depend on its sign,
+The signs of the pushes are drawn at random. Nothing that happens before a push takes effect can depend on its sign,
 whatever the robot is and does by itself; so the mean of sign × measurement is zero up to the dead time, and is not
 afterwards. This is the test of a randomised trial, taken period by period.
 """
@@ -109,7 +109,7 @@ def _ends(recording: Recording, pushes: tuple[Push, ...]) -> Bool[np.ndarray, "s
 
 
 def _threshold(freedom: int | np.ndarray, measured: int) -> np.ndarray:
-    """Standard errors, estimated with so many degrees of freedom, that chance hardly reaches."""
+    """Standard errors, estimated with `freedom` degrees of freedom, that chance hardly reaches."""
     return np.asarray(stats.t.isf(MISTAKE / (2 * measured), np.maximum(freedom, 1)))
 
 

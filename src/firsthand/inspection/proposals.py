@@ -10,11 +10,11 @@ from firsthand_onboard import ControlSpec
 from .findings import ChannelFindings, Findings
 from .recording import Recording
 
-FEWEST, MOST = 4.0, 15.0
+MIN_RISE_STEPS, MAX_RISE_STEPS = 4.0, 15.0
 """Control periods that the quickest channel's rise should span."""
-WANTED = 8.0
-MOST_OFFSETS = 8
-LONGEST_PREVIEW = 40
+TARGET_RISE_STEPS = 8.0
+MAX_OFFSETS = 8
+MAX_PREVIEW = 40
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def propose(findings: Findings, recording: Recording, spec: ControlSpec) -> Prop
     slowest = max(responding, key=lambda c: c.rise_steps)
     memory = max(math.ceil(slowest.rise_steps * per - 1e-6), 1)
     last, why_preview = _preview(responding, slowest, spec, per)
-    count = min(MOST_OFFSETS, last)
+    count = min(MAX_OFFSETS, last)
     offsets = tuple(sorted({round(last * (i + 1) / count) for i in range(count)}))
     center, scale, change = _scales(findings, recording, spec, 1 / per)
     reasons = {
@@ -87,17 +87,17 @@ def _period(responding: list[ChannelFindings], spec: ControlSpec) -> tuple[float
         return now, f"Kept at {now:g} s: the commands set accelerations, whose responses have no rise time to go by."
     quickest = min(settling, key=lambda c: c.rise_steps)
     spans = f"{quickest.name}, the quickest, reaches 63 % after {quickest.rise_steps * now:.2g} s"
-    if quickest.rise_steps < FEWEST:
-        wanted = _round(max(quickest.rise_steps * now / WANTED, now / 4))
+    if quickest.rise_steps < MIN_RISE_STEPS:
+        wanted = _round(max(quickest.rise_steps * now / TARGET_RISE_STEPS, now / 4))
         return wanted, (
             f"{spans}, only {quickest.rise_steps:.1f} control periods; with {wanted:g} s a controller could act while "
             f"it responds (inspect again at that rate). Otherwise keep {now:g} s."
         )
-    if quickest.rise_steps > MOST:
-        wanted = _round(quickest.rise_steps * now / WANTED)
+    if quickest.rise_steps > MAX_RISE_STEPS:
+        wanted = _round(quickest.rise_steps * now / TARGET_RISE_STEPS)
         return wanted, (
-            f"{spans}, {quickest.rise_steps:.0f} control periods; with {wanted:g} s it is {WANTED:.0f}: each command "
-            "then has an effect that can be measured, and the state needs fewer past commands."
+            f"{spans}, {quickest.rise_steps:.0f} control periods; with {wanted:g} s it is {TARGET_RISE_STEPS:.0f}: "
+            "each command then has an effect that can be measured, and the state needs fewer past commands."
         )
     return now, f"Kept at {now:g} s: {spans}, {quickest.rise_steps:.1f} control periods; 4 to 15 are good."
 
@@ -115,8 +115,8 @@ def _preview(
         travel = _travel_steps(channel, spec) * per
         if travel > last:
             last = math.ceil(travel)
-            why = f"{channel.name} at full command needs so long for a tenth of the range of {channel.moves}."
-    return min(max(last, 2), LONGEST_PREVIEW), why
+            why = f"{channel.name} at full command needs this long for a tenth of the range of {channel.moves}."
+    return min(max(last, 2), MAX_PREVIEW), why
 
 
 def _travel_steps(channel: ChannelFindings, spec: ControlSpec) -> float:

@@ -47,13 +47,13 @@ class Recording:
     before: Float[np.ndarray, "steps measured"]
     """What was measured before the command."""
     after: Float[np.ndarray, "steps measured"]
-    """What was measured one period later; NaN where the robot ended or measured nothing, and started anew."""
+    """What was measured one period later; NaN where the robot ended or measured nothing, and was restarted."""
     joined: Bool[np.ndarray, " steps"]
-    """Whether a period followed its predecessor without a new start in between."""
+    """Whether a period followed its predecessor without a restart in between."""
     pushes: tuple[Push, ...]
     """In the order in which they were made."""
     rest: int
-    """The first so many periods were neutral."""
+    """Number of neutral periods at the beginning."""
     push_steps: int
     """The length of a push that is not cut."""
     stopped: str = ""
@@ -64,7 +64,7 @@ class Recording:
 
     @property
     def change(self) -> Float[np.ndarray, "steps measured"]:
-        """What changed in each period; NaN where the robot started anew."""
+        """What changed in each period; NaN where the robot was restarted."""
         return self.after - self.before
 
     def alone(self, channel: int) -> tuple[Push, ...]:
@@ -89,7 +89,7 @@ class Recording:
 
 
 def paths(recording: Recording, starts: np.ndarray, steps: int) -> Float[np.ndarray, "starts steps measured"]:
-    """How far each quantity had moved since `starts`, after 1, 2, … `steps` periods; NaN beyond the end or a new start.
+    """How far each quantity had moved since `starts`, after 1, 2, … `steps` periods; NaN beyond the end or a restart.
 
     Summed from the changes: an angle that is counted from another turn in between does not matter.
     """

@@ -78,11 +78,11 @@ def comparison(inspection: Inspection) -> list[tuple[str, str, str]]:
     if inspection.proposal is None:
         return []
     return [
-        (field, _shown(now), _shown(getattr(inspection.proposal, field))) for field, now in inspection.now().items()
+        (field, _format(now), _format(getattr(inspection.proposal, field))) for field, now in inspection.now().items()
     ]
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(f"{v:.3g}" for v in value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -89,7 +89,7 @@ def transitions(spec: ControlSpec, log: Log) -> tuple[Transitions, Counter[str]]
         for k in range(first, steps - 1):
             states.append(next_state(spec.layout, states[-1], series.commands[k], series.measured[k + 1]))
         parts.append(Transitions(np.stack(states), series.commands[first:], series.measured[first + 1 :]))
-    return _joined(spec, parts), +refused
+    return _join(spec, parts), +refused
 
 
 def _registers(spec: ControlSpec, series: Series, row: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def _registers(spec: ControlSpec, series: Series, row: int) -> np.ndarray:
     return np.concatenate([*measured, *(series.commands[row - j] for j in range(1, 1 + layout.command_memory))])
 
 
-def _joined(spec: ControlSpec, parts: Sequence[Transitions]) -> Transitions:
+def _join(spec: ControlSpec, parts: Sequence[Transitions]) -> Transitions:
     widths = (spec.layout.size, spec.layout.num_commands, spec.layout.num_measured)
     empty = Transitions(*(np.zeros((0, width), np.float32) for width in widths))
     return Transitions(

@@ -21,7 +21,7 @@ from .base import Log, Series, spec_difference
 SAME_QUANTITIES = ("period_s", "layout.measured", "layout.commands", "layout.position", "layout.velocity")
 """What two robots must have in common for a log of one to say something about the other."""
 COMMAND_RATIO = 3.0
-"""A command range that is so many times as wide as today's, or as narrow, is one of another unit."""
+"""A command range that differs from today's by more than this factor is in another unit."""
 DID_NOT_HAPPEN = "the step did not happen: its trajectory was cut"
 
 
@@ -44,7 +44,7 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
     folder = RunFolder.open(path)
     own = stored_spec(folder)
     if spec is not None and (difference := spec_difference(own, spec, SAME_QUANTITIES)):
-        raise UserError(f"{path} is no log of this robot: {difference}.")
+        raise UserError(f"{path} is not a log of this robot: {difference}.")
     if spec is not None:
         _check_command_ranges(path, own, spec)
     if not folder.episodes():
@@ -64,7 +64,7 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
         strange[find_spikes(own, record.measured, record.valid)] = SPIKE
         for i in range(len(record.starts)):
             pieces += _sound(own, record, i, strange[i], refused)
-    chained = _chained(own, pieces)
+    chained = _chain(own, pieces)
     if spec is not None and own.layout != spec.layout:  # other memories: the registers do not fit
         chained = [Series(series.measured, series.commands) for series in chained]
     return Log(str(path), digest.hexdigest(), tuple(chained), rows, refused)
@@ -77,7 +77,7 @@ def _check_command_ranges(path: Path, own: ControlSpec, spec: ControlSpec) -> No
         ratio = (there[1] - there[0]) / (here[1] - here[0])
         if not 1 / COMMAND_RATIO <= ratio <= COMMAND_RATIO:
             raise UserError(
-                f"{path} is no log of this robot: the command {name} ranges from {there[0]:g} to {there[1]:g} there "
+                f"{path} is not a log of this robot: the command {name} ranges from {there[0]:g} to {there[1]:g} there "
                 f"and from {here[0]:g} to {here[1]:g} here, which must be another unit."
             )
 
@@ -111,7 +111,7 @@ def _sound(
     return found
 
 
-def _chained(spec: ControlSpec, pieces: list[Series]) -> list[Series]:
+def _chain(spec: ControlSpec, pieces: list[Series]) -> list[Series]:
     """Stretches of which one begins in exactly the state in which the one before ended are one."""
     groups: list[list[Series]] = []
     end: Any = None

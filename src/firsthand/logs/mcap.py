@@ -64,7 +64,7 @@ def read_mcap(path: Path, spec: ControlSpec) -> Log:
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
     except Exception as error:  # the library lets through whatever its decoders and decompressors raise
-        raise UserError(f"{path} is damaged or is no MCAP file: {str(error) or type(error).__name__}.") from None
+        raise UserError(f"{path} is damaged or not an MCAP file: {str(error) or type(error).__name__}.") from None
     if not count:
         raise UserError(f"{path} has no message on the topic {TOPIC!r}.")
     values = np.frombuffer(numbers).reshape(count, -1)

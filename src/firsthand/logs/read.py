@@ -7,7 +7,7 @@ from firsthand_onboard import ControlSpec
 from ..errors import UserError
 from ..runs import atomic
 from .base import Log
-from .comma import read_csv
+from .csv_file import read_csv
 from .episodes import read_run
 from .mcap import read_mcap
 
@@ -25,4 +25,4 @@ def read_log(path: Path, spec: ControlSpec) -> Log:
         return read_csv(path, spec)
     if suffix == ".mcap":
         return read_mcap(path, spec)
-    raise UserError(f"{path} is no log: it must be a run folder, a .csv or an .mcap file.")
+    raise UserError(f"{path} is not a log: it must be a run folder, a .csv or an .mcap file.")

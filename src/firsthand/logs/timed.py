@@ -49,7 +49,7 @@ def on_the_period(
     joined = find_joined_rows(steps, period)
     if rate == "same":
         series = stretches(spec, measured, commands, joined, refused)
-        return _checked(spec, Log(path, sha256, series, rows, refused, note), known, time, measured)
+        return _check(spec, Log(path, sha256, series, rows, refused, note), known, time, measured)
     # Nothing is interpolated or averaged across a bad row: it ends a stretch like a gap.
     joined &= np.diff(known) == 1
     faults = find_row_faults(spec, measured, commands)
@@ -64,10 +64,10 @@ def on_the_period(
         taken += len(grid)
     what = f"resampled from {own:g} to {period:g} s: {rows} rows became {taken}"
     note = f"{note}; {what}" if note else what
-    return _checked(spec, Log(path, sha256, tuple(resampled), taken, refused, note), known, time, measured)
+    return _check(spec, Log(path, sha256, tuple(resampled), taken, refused, note), known, time, measured)
 
 
-def _checked(spec: ControlSpec, log: Log, known: np.ndarray, time: np.ndarray, measured: np.ndarray) -> Log:
+def _check(spec: ControlSpec, log: Log, known: np.ndarray, time: np.ndarray, measured: np.ndarray) -> Log:
     """The log, if its quantities can be in the robot's units; `known` are the numbers of the rows."""
     if (
         log.usable or log.refused[IMPLAUSIBLE]

@@ -58,11 +58,11 @@ def _excavator_pressure(payload_kg: float) -> AbstractPlant:
 
 def _soft_arm(payload_kg: float) -> AbstractPlant:
     from ..plants.soft_arm import SoftArm
-    from ..plants.soft_arm.parameters import MOST_PAYLOAD_KG
+    from ..plants.soft_arm.parameters import MAX_PAYLOAD_KG
 
-    if payload_kg > MOST_PAYLOAD_KG:
+    if payload_kg > MAX_PAYLOAD_KG:
         raise UserError(
-            f"payload is {payload_kg:g} kg, but the soft arm carries at most {MOST_PAYLOAD_KG:g} kg: it would buckle."
+            f"payload is {payload_kg:g} kg, but the soft arm carries at most {MAX_PAYLOAD_KG:g} kg: it would buckle."
         )
     return SoftArm().with_payload(payload_kg)
 

@@ -19,7 +19,7 @@ from .data import Windows
 
 HORIZONS_S = (0.0, 1.0, 5.0)
 """Horizons that are reported; 0 stands for one control period."""
-MOST_WINDOWS = 2000
+MAX_WINDOWS = 2000
 """Windows per horizon, spread over what was held out."""
 
 
@@ -103,7 +103,7 @@ def open_loop(plant: LearnedPlant, held_out: Sequence[Series]) -> list[Accuracy]
         starts = windows.starts(history(plant), steps)
         if starts.size == 0:
             continue
-        starts = starts[:: max(starts.size // MOST_WINDOWS, 1)]
+        starts = starts[:: max(starts.size // MAX_WINDOWS, 1)]
         truth, first = windows.measured[starts + steps], windows.measured[starts]
         predicted = np.asarray(_last(plant, measured, commands, jnp.asarray(starts), steps))
         still, moving = _baselines(spec, first, windows.measured[starts - 1], steps)
@@ -114,7 +114,7 @@ def open_loop(plant: LearnedPlant, held_out: Sequence[Series]) -> list[Accuracy]
 
 
 def _baselines(spec: ControlSpec, first: np.ndarray, before: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """(standing still, constant velocity) after so many steps; positions stay inside their limits."""
+    """(standing still, constant velocity) after a number of steps; positions stay inside their limits."""
     position, velocity = list(spec.layout.position), list(spec.layout.velocity)
     still, moving = first.copy(), first.copy()
     if velocity:

@@ -11,7 +11,7 @@ from ..logs import Series
 BLOCK_S = 20.0
 """Data is held out in blocks of this length, so that windows of several seconds fit."""
 HELD_OUT = 8
-"""One block in so many is held out."""
+"""One block in this many is held out."""
 
 
 class Windows(NamedTuple):

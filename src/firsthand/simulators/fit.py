@@ -66,7 +66,7 @@ class FitSettings:
             raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
 
 
-def untrained(spec: ControlSpec, series: Sequence[Series], settings: FitSettings) -> LearnedPlant:
+def make_untrained_plant(spec: ControlSpec, series: Sequence[Series], settings: FitSettings) -> LearnedPlant:
     """Random weights, with scales and range from the log."""
     command_history = max(spec.layout.command_memory, math.ceil(settings.history_s / spec.period_s))
     measurement_history = max(spec.layout.measurement_memory, settings.measurement_history)
@@ -102,7 +102,7 @@ def fit(
     if not series:
         raise UserError("the logs have no usable rows, but a simulator needs at least 100.")
     windows = Windows.of(series)
-    plant = untrained(spec, series, settings)
+    plant = make_untrained_plant(spec, series, settings)
     before, ahead = history(plant), max(round(settings.rollout_s / spec.period_s), 1)
     starts = windows.starts(before, 1)
     if starts.size < 100:

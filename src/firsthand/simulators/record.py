@@ -1,4 +1,4 @@
-"""Moving a robot about so that its log says how it moves: random excitation, motion between places, standing still."""
+"""Moving a robot about so that its log shows how it moves: random excitation, motion between places, standing still."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,14 +15,14 @@ from ..tasks import Task
 
 CHUNK_S = 5.0
 """The robot is watched between chunks of this length: where it drifts to a limit, the next chunk leads back."""
-FIRST = 12
-"""So many chunks are gentle and come back, to learn which command leads where."""
+GENTLE_CHUNKS = 12
+"""The first chunks are gentle and come back, to learn which command leads where."""
 
 
 def record(
     robot: AbstractRobot, minutes: float, *, seed: int = 0, progress: Callable[[float], None] = lambda minutes: None
 ) -> Iterator[EpisodeRecord]:
-    """Episodes of the task's length until so many minutes of robot time are over; at least one.
+    """Episodes of the task's length until `minutes` of robot time are over; at least one.
 
     Nothing is assumed about which command moves what: a linear map from (place, mean command) to the place after the
     chunk is fitted to the chunks so far, and the mean command that leads to a random place is read off it. Around that
@@ -43,7 +43,7 @@ def record(
     total, done = max(round(60 * minutes / spec.period_s), 1), 0
     while done < total:
         wanted = np.clip(excitation(spec, _place(spec, robot.measured()), places, steps, rng), -1.0, 1.0)
-        seen, applied = robot.play_applied(_scaled(spec, wanted))
+        seen, applied = robot.play_applied(_to_command_range(spec, wanted))
         happened = _seen_steps(seen)
         seen, applied = seen[: happened + 1], applied[:happened]
         mean = _fractions(spec, applied.mean(axis=0))
@@ -58,7 +58,7 @@ def record(
                 state = _without_past(spec, seen[0])
             measured = np.concatenate([measured[:-1], seen[:1]])
         measured, commands = np.concatenate([measured, seen[1:]]), np.concatenate([commands, applied])
-        valid = np.concatenate([valid, _explained(spec, seen)])
+        valid = np.concatenate([valid, _is_explained(spec, seen)])
         while len(commands) >= per_episode and done < total:
             n = per_episode
             episode, state = as_record(task, state, measured[: n + 1], commands[:n], valid[:n])
@@ -74,7 +74,7 @@ def _seen_steps(seen: np.ndarray) -> int:
     return max(int(finite[-1]) if finite.size else 0, 1)
 
 
-def _explained(spec: ControlSpec, seen: np.ndarray) -> np.ndarray:
+def _is_explained(spec: ControlSpec, seen: np.ndarray) -> np.ndarray:
     """Which steps were measured and moved no position by a leap: an angle that wraps around does not move so far."""
     finite = np.asarray(np.isfinite(seen).all(axis=1))
     return finite[:-1] & finite[1:] & ~find_leaps(spec, seen)
@@ -92,16 +92,18 @@ def excitation(
 ) -> np.ndarray:
     """Commands `(steps, commands)` of one chunk, in half ranges from the middle."""
     count = spec.layout.num_commands
-    if len(places) < FIRST:
+    if len(places) < GENTLE_CHUNKS:
         half = 0.4 * _noise(rng, steps // 2, count, 0.3 / spec.period_s)
         return np.concatenate([half, -half, np.zeros((steps % 2, count))])
     kind = rng.uniform()
     if kind < 0.05:
         return np.zeros((steps, count))
-    mean = _towards(spec, here, places, rng)
+    mean = _command_towards(spec, here, places, rng)
     size = rng.uniform(0.05, 0.8, count) * (rng.uniform(size=count) < 0.7)
     if kind < 0.35:  # steps, held for different times in each channel
-        noise = np.stack([_held(rng, steps, rng.uniform(0.2, 2.0) / spec.period_s) for _ in range(count)], axis=1)
+        noise = np.stack(
+            [_random_levels(rng, steps, rng.uniform(0.2, 2.0) / spec.period_s) for _ in range(count)], axis=1
+        )
     else:
         noise = _noise(rng, steps, count, rng.uniform(0.1, 1.0) / spec.period_s)
     # The mean comes and goes smoothly: most robots are never asked to jump.
@@ -109,7 +111,7 @@ def excitation(
     return mean * ramp[:, None] + size * noise
 
 
-def _towards(spec: ControlSpec, here: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _command_towards(spec: ControlSpec, here: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The mean command, in half ranges, that leads to a random place, as far as the chunks so far tell."""
     size, count = len(here), spec.layout.num_commands
     before, mean, after = np.split(places, [size, size + count], axis=1)
@@ -139,14 +141,14 @@ def _noise(rng: np.random.Generator, steps: int, count: int, time_constant: floa
     return noise
 
 
-def _held(rng: np.random.Generator, steps: int, mean_length: float) -> np.ndarray:
+def _random_levels(rng: np.random.Generator, steps: int, mean_length: float) -> np.ndarray:
     """Random levels, each held for a random time."""
     levels = rng.uniform(-1.7, 1.7, steps)
     changes = np.cumsum(rng.uniform(size=steps) < 1.0 / max(mean_length, 1.0))
     return levels[changes - changes[0]]
 
 
-def _scaled(spec: ControlSpec, commands: np.ndarray) -> np.ndarray:
+def _to_command_range(spec: ControlSpec, commands: np.ndarray) -> np.ndarray:
     low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
     return ((low + high) / 2 + (high - low) / 2 * commands).astype(np.float32)
 
@@ -163,7 +165,7 @@ def as_record(
     """A stretch of one episode's length as an episode, and the state vector at its end.
 
     Nothing was to be followed, so the reference of each trajectory is where its tracked output was. What was before a
-    step that did not happen says nothing about what comes after it.
+    step that did not happen tells nothing about what comes after it.
     """
     spec, shape = task.spec, (task.trajectories, task.steps)
     starts, state = [], start

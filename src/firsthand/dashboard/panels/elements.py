@@ -30,7 +30,7 @@ def empty_chart(css_class: str = "chart") -> EChart:
 
 
 def show_chart(chart: EChart, options: dict[str, Any]) -> None:
-    """Draw a chart anew."""
+    """Redraw a chart."""
     chart.options.clear()
     chart.options.update(options)
     chart.update()

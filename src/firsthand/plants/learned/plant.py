@@ -1,7 +1,7 @@
-"""A network as a plant: what a robot's log says about how it moves (after Egli & Hutter).
+"""A network as a plant: what a robot's log shows about how it moves (after Egli & Hutter).
 
 The network sees what is measured now, how the predicted entries changed over the last few control periods, and the last
-commands, and says how the predicted entries change next: the velocities where they are measured, else the positions.
+commands, and predicts how the learned entries change next: the velocities where they are measured, else the positions.
 Integration is known and written down.
 """
 
@@ -99,7 +99,7 @@ class LearnedPlant(AbstractPlant):
         )
 
     def measure(self, state: LearnedState, *, key: PRNGKeyArray) -> Float[Array, " measured"]:
-        """What the network says, without noise."""
+        """What the network predicts, without noise."""
         del key
         return state.measured
 

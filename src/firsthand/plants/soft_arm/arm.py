@@ -91,7 +91,7 @@ class SoftArm(AbstractPlant):
         With the arm upright the motors are at zero. Anywhere else neutral commands will move it back: commands of this
         robot are positions.
         """
-        return _held(self, jnp.asarray(position, float))
+        return _at_rest(self, jnp.asarray(position, float))
 
     def holding_command(self, bends: Float[Array, "6"]) -> Float[Array, "6"]:
         """The command that holds the arm there for long; not clipped to [-1, 1].
@@ -157,7 +157,7 @@ class SoftArm(AbstractPlant):
 
 
 @eqx.filter_jit
-def _held(plant: SoftArm, position: Float[Array, "9"]) -> SoftArmState:
+def _at_rest(plant: SoftArm, position: Float[Array, "9"]) -> SoftArmState:
     """`SoftArm.reset`, compiled as a whole also when called outside of a compiled function."""
     p = plant.parameters
     bends = bends_of_ends(position.reshape(3, 3))

@@ -55,7 +55,7 @@ def arcs(bends: Float[Array, "arcs 2"]) -> tuple[Float[Array, "arcs 3"], Float[A
     return _arc(a, b, *series(PLACE, a * a + b * b))
 
 
-def _turned(frame: Float[Array, "3 3"], columns: Float[Array, "3 n"]) -> Float[Array, "3 n"]:
+def _rotate(frame: Float[Array, "3 3"], columns: Float[Array, "3 n"]) -> Float[Array, "3 n"]:
     """frame @ columns, written so that it fuses with its neighbours: these matrices are too small for a call."""
     return jnp.sum(frame[:, :, None] * columns[None], axis=1)
 
@@ -66,8 +66,8 @@ def points(bends: Float[Array, "6"], length: float) -> Float[Array, "6 3"]:
     place, turn = arcs(jnp.concatenate([pairs / 2, pairs]))
     # Columns: middle, end, and the three axes at the end, each in the frame of the segment's foot.
     ways = jnp.concatenate([0.5 * place[:3, :, None], place[3:, :, None], turn[3:]], axis=2)
-    second = _turned(turn[3], ways[1])
-    third = _turned(second[:, 2:], ways[2, :, :2])
+    second = _rotate(turn[3], ways[1])
+    third = _rotate(second[:, 2:], ways[2, :, :2])
     first_end = ways[0, :, 1:2]
     found = [ways[0, :, :2], first_end + second[:, :2], first_end + second[:, 1:2] + third]
     return length * jnp.concatenate(found, axis=1).T
@@ -129,8 +129,8 @@ def motion(bends: Float[Array, "6"], length: float) -> Motion:
         jacobians += [middle, jnp.concatenate([moved, rest], axis=1)]
         ups += [up, up]
         back = turn[j].T
-        velocity, up = _turned(back, moved), _turned(back, up[:, None])[:, 0]
-        rate = jnp.concatenate([_turned(back, rate), spin[j]], axis=1)
+        velocity, up = _rotate(back, moved), _rotate(back, up[:, None])[:, 0]
+        rate = jnp.concatenate([_rotate(back, rate), spin[j]], axis=1)
     return Motion(jnp.stack(jacobians), jnp.stack(ups))
 
 

@@ -7,7 +7,7 @@ PERIOD_S = 0.05
 """Control period (E)."""
 SEGMENTS = 3
 GRAVITY = 9.81
-MOST_PAYLOAD_KG = 0.2
+MAX_PAYLOAD_KG = 0.2
 """Tip load under which the arm still stands upright when it has crept; at about 0.23 kg it buckles."""
 
 Three = tuple[float, float, float]

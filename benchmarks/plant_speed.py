@@ -66,6 +66,7 @@ def main():
     for name in ROBOTS:
         task = make_task(name)
         plant, start = make_robot(name, task).plant, jnp.asarray(task.home)
+        assert plant is not None
         single = jnp.asarray(rng.uniform(-1, 1, (SINGLE[name], plant.num_commands)).round(1))
         many = jnp.asarray(rng.uniform(-1, 1, (BATCH, task.steps, plant.num_commands)))
         first, best = time_call(eqx.filter_jit(run), plant, start, single)

@@ -57,6 +57,7 @@ def pi_log(folder: Path, minutes: float) -> tuple[Path, float]:
     task = make_task("excavator")
     spec = task.spec
     plant = make_robot("excavator", task).plant
+    assert plant is not None
     rng = np.random.default_rng(2)
     solo = np.asarray(spec.scales.measured_scale[4:])
     direction = np.asarray([-1.0, 1.0, 1.0, 1.0])
@@ -99,14 +100,15 @@ def pi_log(folder: Path, minutes: float) -> tuple[Path, float]:
 
 
 def run(log: Path | None, practised: bool, excited: bool, seed: int, episodes: int, tick) -> dict:
-    config = TrainingConfig.of("excavator", "fast", episodes=episodes, seed=seed)
+    changes = {} if practised else {"imagination.practice_episodes": 0}
+    config = TrainingConfig.of("excavator", "fast", episodes=episodes, seed=seed, changes=changes)
     task = config.make_task()
     start = prior.gather(task.spec, data=[log] if log else [])
     robot = make_robot("excavator", task, seed=seed)
     trainer = Trainer(robot, config, prior=start)
     errors: list[float] = []
     motion = mock.patch.object(prior.Prior, "has_seen_motion", new=not excited and bool(start.rows))
-    with mock.patch.object(prior, "POLICY_ROUNDS", prior.POLICY_ROUNDS if practised else 0), motion:
+    with motion:
         while trainer.episode < episodes:
             errors.append(trainer.run_episode().metrics["tracking_error"])
             tick(errors[-1])

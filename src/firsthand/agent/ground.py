@@ -36,14 +36,33 @@ class Ground(NamedTuple):
     starts: Float[Array, "trajectories state"]
     previews: Float[Array, "trajectories steps points outputs"]
     missed: Float[Array, "trajectories steps state"]
-    """The measured model errors; zero on imagined trajectories."""
+    """The measured model errors; on imagined trajectories those of `imagined_errors`."""
     applied: Float[Array, "trajectories steps commands"]
     free: Bool[Array, "trajectories steps commands"]
     valid: Bool[Array, "trajectories steps"]
     """Steps that count. None does on a measured trajectory whose first step is not valid: it has no sound start."""
 
 
-def ground_of(dynamics: Dynamics, rollout: Rollout, imagined: Imagined | None) -> Ground:
+SHIFT = 37
+"""Control periods by which the errors of one imagined trajectory after the other are shifted: prime to most lengths."""
+
+
+def imagined_errors(
+    measured: Float[Array, "measured steps state"], count: int, disturbances: int
+) -> Float[Array, "imagined steps state"]:
+    """Model errors for `count` imagined trajectories.
+
+    With `disturbances`, trajectory i has those of measured trajectory i mod N, shifted cyclically in time: the policy
+    meets the noise and the disturbances that the machine really has, with their size and their colour.
+    """
+    if not disturbances:
+        return jnp.zeros((count, *measured.shape[1:]), measured.dtype)
+    trajectories, steps = measured.shape[:2]
+    index = jnp.arange(count)
+    return jax.vmap(lambda i: jnp.roll(measured[i % trajectories], (1 + i) * SHIFT % steps, axis=0))(index)
+
+
+def ground_of(dynamics: Dynamics, rollout: Rollout, imagined: Imagined | None, disturbances: int = 0) -> Ground:
     """The measured trajectories with what the model misses on them, and the imagined ones."""
     missed = model_errors(dynamics, rollout)
     starts, previews = rollout.states[:, 0], rollout.previews
@@ -52,7 +71,7 @@ def ground_of(dynamics: Dynamics, rollout: Rollout, imagined: Imagined | None) -
         extra = imagined.starts.shape[0]
         starts = jnp.concat([starts, imagined.starts])
         previews = jnp.concat([previews, imagined.previews])
-        missed = jnp.concat([missed, jnp.zeros((extra, *missed.shape[1:]))])
+        missed = jnp.concat([missed, imagined_errors(missed, extra, disturbances)])
     blank = jnp.zeros((extra, *rollout.commands.shape[1:]))
     return Ground(
         starts,

@@ -167,7 +167,7 @@ def improve_on_model(
     from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again. The step
     size grows with every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true.
     """
-    ground = ground_of(dynamics, rollout, imagined)
+    ground = ground_of(dynamics, rollout, imagined, settings.imagination.disturbances)
     measured = rollout.states.shape[0]
     fastest = jnp.maximum(radius / settings.trust_region.radius, 1.0)
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.

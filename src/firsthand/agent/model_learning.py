@@ -13,6 +13,15 @@ from ..optim.rollout import Rollout
 from .buffer import Buffer, sample
 from .settings import Settings
 from .trees import all_finite, select_tree
+from .windows import (
+    draw_windows,
+    error_scales,
+    find_continuations,
+    multi_step_loss,
+    noise_share,
+    one_step_errors,
+    pseudo_huber,
+)
 
 
 class ModelReport(NamedTuple):
@@ -72,10 +81,33 @@ def learn_model(
 ) -> tuple[Dynamics, PyTree, ModelReport]:
     """`settings.model.steps` Adam steps at a rate that falls along a cosine, so that the model comes to rest.
 
-    The batch grows with the buffer in equal blocks, without recompiling.
+    With a horizon of one the loss is the paper's. With a longer one it is blended with the loss over windows, by the
+    share of the changes that one-step predictions miss: see `agent.windows`.
     """
+    if settings.model.steps == 0:
+        return rescale(dynamics, buffer, settings), optimizer, ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True))
     before = dynamics, optimizer
     dynamics = rescale(dynamics, buffer, settings)
+    learn = learn_one_step if settings.model.horizon == 1 else learn_windows
+    dynamics, optimizer, losses = learn(dynamics, optimizer, buffer, settings, key=key)
+    accepted = jnp.all(jnp.isfinite(losses)) & all_finite((dynamics, optimizer))
+    dynamics, optimizer = select_tree(accepted, (dynamics, optimizer), before)
+    return dynamics, optimizer, ModelReport(losses[-max(settings.model.steps // 10, 1) :].mean(), accepted)
+
+
+def falling_rate(settings: Settings) -> Float[Array, " steps"]:
+    """Adam's step size at each step, as a share of the first."""
+    fall = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.linspace(0.0, 1.0, settings.model.steps)))
+    return settings.model.rate_end + (1.0 - settings.model.rate_end) * fall
+
+
+def learn_one_step(
+    dynamics: Dynamics, optimizer: PyTree, buffer: Buffer, settings: Settings, *, key: PRNGKeyArray
+) -> tuple[Dynamics, PyTree, Float[Array, " steps"]]:
+    """Adam on the one-step loss; returns the losses besides.
+
+    The batch grows with the buffer in equal blocks, without recompiling.
+    """
     weights, fixed = trainable(dynamics)
     most = max(settings.model.max_batch // settings.model.batch, 1)
     wanted = settings.model.batch_share * buffer.size / settings.model.batch
@@ -98,16 +130,53 @@ def learn_model(
         updates = jax.tree.map(lambda update: share * update, updates)
         return (optax.apply_updates(weights, updates), optimizer), value
 
-    if settings.model.steps == 0:
-        return dynamics, optimizer, ModelReport(jnp.nan * jnp.zeros(()), jnp.asarray(True))
     keys = jax.random.split(key, settings.model.steps)
-    fall = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.linspace(0.0, 1.0, settings.model.steps)))
-    shares = settings.model.rate_end + (1.0 - settings.model.rate_end) * fall
-    (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), (keys, shares))
-    after = eqx.combine(weights, fixed), optimizer
-    accepted = jnp.all(jnp.isfinite(losses)) & all_finite(after)
-    dynamics, optimizer = select_tree(accepted, after, before)
-    return dynamics, optimizer, ModelReport(losses[-max(settings.model.steps // 10, 1) :].mean(), accepted)
+    (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), (keys, falling_rate(settings)))
+    return eqx.combine(weights, fixed), optimizer, losses
+
+
+def learn_windows(
+    dynamics: Dynamics, optimizer: PyTree, buffer: Buffer, settings: Settings, *, key: PRNGKeyArray
+) -> tuple[Dynamics, PyTree, Float[Array, " steps"]]:
+    """Adam on β ℓ_T + (1 − β) ℓ_1, both robust; returns the losses besides.
+
+    β is the share of changes that one-step predictions miss, over `settings.model.noise_share`, and at most one. It and
+    the scales of the errors are set anew `settings.model.rescalings` times, as the model gets better.
+    """
+    model = settings.model
+    weights, fixed = trainable(dynamics)
+    continuations = find_continuations(buffer)
+
+    def set_scales(weights, key):
+        current = eqx.combine(weights, fixed)
+        scales = error_scales(one_step_errors(current, buffer, model.scale_samples, key=key), current, settings)
+        return scales, jnp.minimum(noise_share(scales, current) / model.noise_share, 1.0)
+
+    def adam_step(carry, inputs):
+        weights, optimizer, scales, blend = carry
+        step_key, share, renew = inputs
+        scale_key, window_key, batch_key = jax.random.split(step_key, 3)
+        scales, blend = jax.lax.cond(renew, lambda: set_scales(weights, scale_key), lambda: (scales, blend))
+
+        def loss(weights):
+            current = eqx.combine(weights, fixed)
+            windows = draw_windows(buffer, continuations, model.windows, model.horizon, key=window_key)
+            errors = one_step_errors(current, buffer, model.batch, key=batch_key) / scales
+            return blend * multi_step_loss(current, windows, scales, model.huber) + (1.0 - blend) * jnp.mean(
+                pseudo_huber(errors, model.huber)
+            )
+
+        value, gradient = jax.value_and_grad(loss)(weights)
+        updates, optimizer = adam(settings).update(gradient, optimizer, weights)
+        updates = jax.tree.map(lambda update: share * update, updates)
+        return (optax.apply_updates(weights, updates), optimizer, scales, blend), value
+
+    keys = jax.random.split(key, model.steps)
+    every = -(-model.steps // model.rescalings)
+    renew = jnp.arange(model.steps) % every == 0
+    first = (weights, optimizer, jnp.ones(buffer.following.shape[1]), jnp.asarray(1.0))
+    (weights, optimizer, _, _), losses = jax.lax.scan(adam_step, first, (keys, falling_rate(settings), renew))
+    return eqx.combine(weights, fixed), optimizer, losses
 
 
 @eqx.filter_jit

@@ -112,7 +112,8 @@ def refine_on_model(
     steps, batch = settings.refinement.steps, settings.refinement.batch
     batches = jax.tree.map(lambda a: a[: steps * batch].reshape(steps, batch, *a.shape[1:]), imagined)
     measured = rollout.states.shape[0]
-    fixed = ground_of(dynamics, rollout, jax.tree.map(lambda a: a[0], batches))
+    first_batch = jax.tree.map(lambda a: a[0], batches)
+    fixed = ground_of(dynamics, rollout, first_batch, settings.imagination.disturbances)
     before = predicted(policy, dynamics, jax.tree.map(lambda a: a[:measured], fixed)).commands
     least = settings.refinement.damping
     most = settings.refinement.damping_range * least

@@ -215,6 +215,22 @@ class ModelSettings(Group):
     min_change_scale: Number = setting(
         0.02, "a channel that hardly moves is scaled by at least this share of its declared change", above=0, maximum=1
     )
+    horizon: int = setting(
+        1, "steps of a roll-out that the model is trained on; 1 trains one-step predictions only", minimum=1
+    )
+    windows: int = setting(32, "roll-outs per Adam step", minimum=1)
+    huber: Number = setting(
+        3.0, "errors beyond this many robust standard deviations count linearly, not squared", above=0
+    )
+    noise_share: Number = setting(
+        0.03,
+        "where one-step predictions miss this share of the changes' variance, the model is trained on roll-outs alone; "
+        "below it, one-step predictions count besides",
+        above=0,
+        maximum=1,
+    )
+    rescalings: int = setting(3, "how often per episode the sizes of errors are estimated", minimum=1)
+    scale_samples: int = setting(2048, "transitions that they are estimated from", minimum=1)
     log_rounds: int = setting(10, "episodes' worth of Adam steps on logs before the first episode, at most", minimum=1)
     log_episodes: int = setting(
         10, "episodes' worth of transitions of logs that stay in the buffer, at most", minimum=0
@@ -228,6 +244,12 @@ class ImaginationSettings(Group):
     name: ClassVar[str] = "imagination"
 
     trajectories: int = setting(0, "imagined trajectories that join the measured ones in each policy step", minimum=0)
+    disturbances: int = setting(
+        0,
+        "1 gives imagined trajectories the measured model errors of this episode, shifted in time",
+        minimum=0,
+        maximum=1,
+    )
     practice_episodes: int = setting(
         10, "episodes in which a random policy practises on a model learned from logs", minimum=0
     )

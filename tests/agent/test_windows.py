@@ -1,0 +1,147 @@
+"""Windows of the buffer, the loss over them, and what they are for: Jacobians that noise does not attenuate."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from firsthand.agent.buffer import Buffer, append_rows
+from firsthand.agent.ground import imagined_errors
+from firsthand.agent.model_learning import initial_optimizer, learn_model
+from firsthand.agent.settings import Settings
+from firsthand.agent.windows import (
+    Windows,
+    draw_windows,
+    error_scales,
+    find_continuations,
+    multi_step_loss,
+    noise_share,
+    pseudo_huber,
+)
+from firsthand.models import Dynamics
+from firsthand_onboard.features import initial_state, next_state
+
+A, B = 0.9, 0.2
+"""The probe's velocity: v⁺ = A v + B u₋₁."""
+
+
+@pytest.fixture(scope="module")
+def spec(make_probe_task):
+    return make_probe_task(
+        measured=2, command_memory=2, steps=10, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
+    ).spec
+
+
+def sequence(spec, steps: int, noise: float, seed: int = 0):
+    """Transitions of the probe in a row, its velocity measured with noise."""
+    rng = np.random.default_rng(seed)
+    measured, p, v, last = [], 0.0, 0.0, 0.0
+    commands = rng.uniform(-1.0, 1.0, steps)
+    for k in range(steps + 1):
+        measured.append((p, v + noise * rng.standard_normal()))
+        after = A * v + B * last
+        p, v = p + 0.1 * (v + after) / 2, after
+        last = commands[k] if k < steps else 0.0
+    measured = np.asarray(measured, np.float32)
+    state, states = initial_state(spec.layout, measured[0], np.zeros(1, np.float32)), []
+    for k in range(steps):
+        states.append(state)
+        state = next_state(spec.layout, state, np.asarray([commands[k]], np.float32), measured[k + 1])
+    return np.stack(states), commands[:, None].astype(np.float32), measured[1:]
+
+
+def fill(spec, *sequences) -> Buffer:
+    buffer = Buffer.empty(sum(len(s[0]) for s in sequences), spec.layout.size, 1, 2)
+    for rows in sequences:
+        buffer = append_rows(buffer, *rows)
+    return buffer
+
+
+def test_a_row_continues_unless_a_gap_lies_behind_it(spec):
+    buffer = fill(spec, sequence(spec, 5, 0.1, seed=1), sequence(spec, 4, 0.1, seed=2))
+    follows = np.asarray(find_continuations(buffer))
+    assert follows[:9].tolist() == [True] * 4 + [False] + [True] * 3 + [False]
+    assert not follows[9:].any()  # rows that are not in use
+
+
+def test_windows_end_at_gaps_and_hold_what_was_measured(spec):
+    buffer = fill(spec, sequence(spec, 5, 0.1, seed=1), sequence(spec, 6, 0.1, seed=2))
+    windows = draw_windows(buffer, find_continuations(buffer), 64, 4, key=jax.random.key(0))
+    states, following = np.asarray(buffer.states), np.asarray(buffer.following)
+    seen = set()
+    for start, commands, targets, counts in zip(*map(np.asarray, windows), strict=True):
+        row = int(np.flatnonzero((states[:11] == start).all(axis=1))[0])
+        seen.add(row)
+        length = min(4, 5 - row) if row < 5 else min(4, 11 - row)
+        assert counts.tolist() == [k < length for k in range(4)]
+        np.testing.assert_array_equal(targets[:length], following[row : row + length])
+        np.testing.assert_array_equal(commands[:length], np.asarray(buffer.commands)[row : row + length])
+    assert seen == set(range(8))  # every row from which a window fits into the buffer
+
+
+def test_the_loss_is_what_one_works_out_by_hand():
+    windows = Windows(
+        jnp.asarray([[1.0], [5.0]]),
+        jnp.asarray([[[1.0], [2.0]], [[0.0], [0.0]]]),
+        jnp.asarray([[[2.5], [6.0]], [[3.0], [100.0]]]),
+        jnp.asarray([[True, True], [True, False]]),
+    )
+    # x̂ is 0.5 + 1 = 1.5, then 0.75 + 2 = 2.75; the second window's is 2.5, and its second row lies behind a gap.
+    errors = np.asarray([1.5 - 2.5, 2.75 - 6.0, 2.5 - 3.0]) / 0.5
+    expected = np.mean(4.0 * (np.sqrt(1 + (errors / 2.0) ** 2) - 1))
+    loss = multi_step_loss(lambda x, u: 0.5 * x + u, windows, jnp.asarray([0.5]), 2.0)
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_robust_loss_is_quadratic_for_small_and_linear_for_large_errors():
+    assert float(pseudo_huber(jnp.asarray(0.1), 3.0)) == pytest.approx(0.1**2 / 2, rel=1e-3)
+    assert float(pseudo_huber(jnp.asarray(1e4), 3.0)) == pytest.approx(3.0 * 1e4, rel=1e-3)
+
+
+SETTINGS = Settings().with_changes(
+    {"model.steps": 1500, "model.rate": 3e-3, "model.rate_end": 0.05, "model.hidden": (16,), "model.windows": 16}
+)
+
+
+def learned(spec, buffer, horizon: int) -> Dynamics:
+    settings = SETTINGS.with_changes({"model.horizon": horizon})
+    model = Dynamics.random(spec, (16,), key=jax.random.key(0))
+    model, _, report = learn_model(model, initial_optimizer(model, settings), buffer, settings, key=jax.random.key(1))
+    assert bool(report.accepted)
+    return model
+
+
+def slopes(model: Dynamics, buffer: Buffer) -> np.ndarray:
+    """∂v⁺/∂v and ∂v⁺/∂u₋₁, as the mean over visited states."""
+    rows = buffer.states[:400]
+    jacobians = eqx.filter_vmap(jax.jacfwd(lambda x: model(x, jnp.zeros(1))))(rows)
+    return np.asarray(jacobians[:, 1]).mean(axis=0)[[1, 2]]
+
+
+def test_roll_outs_learn_the_slopes_that_noise_hides_from_one_step_predictions(spec):
+    buffer = fill(spec, sequence(spec, 4000, noise=0.1))
+    truth = np.asarray([A, B])
+    one_step, windows = (slopes(learned(spec, buffer, horizon), buffer) for horizon in (1, 12))
+    off = [np.linalg.norm(found - truth) / np.linalg.norm(truth) for found in (one_step, windows)]
+    assert off[1] < 0.08, (one_step, windows)
+    assert off[0] > 2 * off[1], (one_step, windows)
+
+
+def test_the_share_that_cannot_be_predicted_tells_noise_from_exact_sensors(spec):
+    shares = []
+    for noise in (0.0, 0.25):
+        buffer = fill(spec, sequence(spec, 1500, noise=noise))
+        model = learned(spec, buffer, 12)
+        predictions = jax.vmap(model)(buffer.states[:1500], buffer.commands[:1500])[:, :2]
+        scales = error_scales(predictions - buffer.following[:1500], model, SETTINGS)
+        shares.append(float(noise_share(scales, model)))
+    assert shares[0] < SETTINGS.model.noise_share < shares[1]
+
+
+def test_imagined_trajectories_meet_the_measured_disturbances_shifted_in_time():
+    measured = jnp.arange(24.0).reshape(2, 6, 2)
+    errors = np.asarray(imagined_errors(measured, 5, 1))
+    for i in range(5):
+        np.testing.assert_array_equal(errors[i], np.roll(np.asarray(measured[i % 2]), (1 + i) * 37 % 6, axis=0))
+    assert not np.asarray(imagined_errors(measured, 5, 0)).any()

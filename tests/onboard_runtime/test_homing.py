@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from firsthand_onboard.gate import LOST_MEASUREMENT
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import AWAY, Homing, HomingController
 from firsthand_onboard.loop import Executor, Trajectory
+from firsthand_onboard.machine import MachineError
 from firsthand_onboard.spec import SpecError
 from firsthand_onboard.timing import LockStep
 from firsthand_onboard.toy import SPEED, Toy, toy_spec
@@ -105,3 +107,24 @@ def test_home_must_be_known_and_reachable():
     ):
         with pytest.raises(SpecError, match=word):
             Homing.from_json(text)
+
+
+@pytest.mark.parametrize("where", [1e6, -1e6, 1e12, 3e38])
+def test_a_reading_that_is_too_far_away_is_refused_before_memory_is_taken_for_the_way(where):
+    limits = GateLimits.of(SPEC, directions=((0, 1), (1, 1)))
+    controller = HomingController(SPEC, limits, HOMING)
+    measured = np.asarray([where, 0.0, 0.0, 0.0], np.float32)
+    tracemalloc.start()
+    with pytest.raises(MachineError, match="too far to go there"):
+        controller.reference(measured)
+    with pytest.raises(MachineError, match="too far to go there"):
+        controller.num_steps(measured)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reading_that_is_missing_leads_nowhere(value):
+    controller = HomingController(SPEC, GateLimits.of(SPEC, directions=((0, 1), (1, 1))), HOMING)
+    with pytest.raises(MachineError):
+        controller.reference(np.asarray([value, 0.0, 0.0, 0.0]))

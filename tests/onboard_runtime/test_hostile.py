@@ -1,5 +1,6 @@
 """Attempts to make the machine move when it should not: the real runtime and link, with a machine that plays along."""
 
+import dataclasses
 import gc
 import itertools
 import threading
@@ -20,6 +21,7 @@ from firsthand_onboard.link import MAX_BYTES_AT_ONCE, MAX_MESSAGES_AT_ONCE, ROBO
 from firsthand_onboard.machine import MachineError
 from firsthand_onboard.messages import Message, encode
 from firsthand_onboard.runtime import OPERATOR_STOP, Runtime, RuntimeSettings
+from firsthand_onboard.spec import SpecError
 from firsthand_onboard.toy import Toy, toy_spec
 
 from .processes import PATIENCE, acknowledge, connect, free_port, random_policy, send_policy, stop, wait_for
@@ -357,3 +359,33 @@ def test_nothing_on_the_robot_asks_for_the_time_of_day():
     sources = list(Path(firsthand_onboard.__file__).parent.rglob("*.py"))
     assert len(sources) > 15
     assert [file.name for file in sources if "time.time(" in file.read_text() or "datetime" in file.read_text()] == []
+
+
+@pytest.mark.parametrize("size", [57_000, 63_000, 300_000])
+def test_a_specification_too_long_for_a_hello_is_refused_before_anybody_asks(size):
+    link = RobotEnd(f"tcp/127.0.0.1:{free_port()}")
+    spec = dataclasses.replace(SPEC, robot="x" * size)
+    with pytest.raises(SpecError, match="bytes as JSON, but must fit into 57344"):
+        Runtime(spec, Bench(), GateLimits.of(spec), link, RuntimeSettings(), PERIOD_S)
+    link.close()
+
+
+def test_a_specification_just_short_enough_is_served():
+    program = Program(f"tcp/127.0.0.1:{free_port()}")
+    program.runtime.spec = dataclasses.replace(SPEC, robot="x" * 50_000)
+    client = program.trainer()
+    assert len(client.hello().body["spec"]) > 50_000
+    client.close()
+    program.end()
+
+
+@pytest.mark.parametrize("body", [{"long": "x" * 70_000}, {"number": float("nan")}])
+def test_an_answer_that_cannot_be_sent_becomes_a_refusal_and_the_loop_goes_on(program, body):
+    client = program.trainer()
+    program.runtime._requests._handlers["status"] = lambda _: body
+    answer = client.ask("status")
+    assert answer.kind == "refused"
+    assert "the answer cannot be sent" in answer.body["why"]
+    assert program.thread.is_alive()
+    assert client.hello().kind == "reply"
+    client.close()

@@ -72,6 +72,32 @@ def test_a_reading_that_is_no_array_is_a_fault_and_not_the_end_of_the_watchdog(d
     assert did(tmp_path)[-2:] == ["write", "neutral"]
 
 
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        ("np.zeros((1, 2))", r"shape \(1, 2\), but must measure one row"),
+        ("np.float64(1.0)", r"shape \(\), but must measure one row"),
+        ("np.zeros(25_005)", "measures 25005 values, but at most 24998 can be passed on"),
+        ("np.zeros(10**6)", "measures 1000000 values"),
+    ],
+)
+def test_a_reading_of_another_shape_or_size_is_a_fault_with_a_clear_sentence(driven: Driven, tmp_path, reading, words):
+    machine = driven(reading=f"{reading} if self.moved else [1.0, 2.0]")
+    machine.write(np.zeros(2))
+    with pytest.raises(MachineError, match=words):
+        machine.read()
+    assert machine.process.poll() is None
+    assert did(tmp_path)[-2:] == ["write", "neutral"]
+
+
+@pytest.mark.parametrize("count", [24_999, 25_000, 25_001])
+def test_no_number_of_values_ends_the_loop(driven: Driven, count):
+    machine = driven(reading=f"np.zeros({count}) if self.moved else [1.0, 2.0]")
+    machine.write(np.zeros(2))
+    with pytest.raises(MachineError, match="can be passed on"):
+        machine.read()
+
+
 def test_whatever_ends_the_watchdog_it_leaves_the_machine_in_neutral(driven: Driven, tmp_path):
     machine = driven(on_write="sys.exit()")
     machine.write(np.zeros(2))

@@ -9,6 +9,9 @@ from pathlib import Path
 
 log = logging.getLogger("firsthand-onboard")
 
+MAX_FAULT = 600
+"""Characters of a fault's text: it must fit into every answer."""
+
 
 def temporary_name(path: Path) -> Path:
     """Where a file is written before it takes its name."""
@@ -30,7 +33,7 @@ class FaultLatch:
 
     def set(self, fault: str) -> None:
         """Latch a fault. A disk that is full or gone must not end the program: the fault is latched all the same."""
-        self.is_set, self.fault = True, fault
+        self.is_set, self.fault = True, fault[:MAX_FAULT]
         self.number += 1
         log.error("fault %d: %s; latched until the operator acknowledges it", self.number, fault)
         if self.path is None:
@@ -58,7 +61,7 @@ class FaultLatch:
         """A file that cannot be read counts as a fault too: something was written there."""
         try:
             stored = json.loads(path.read_text())
-            self.fault, self.number = str(stored["fault"]), int(stored["number"])
+            self.fault, self.number = str(stored["fault"])[:MAX_FAULT], int(stored["number"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             self.fault = f"the latch file {path} is damaged ({type(error).__name__})"
         self.is_set = True

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .gate_limits import GateLimits
+from .machine import MachineError
 from .policy import fast_output
 from .references import PEAK_OF_QUINTIC, quintic_blend
 from .spec import ControlSpec, PlanarChain, SpecError
@@ -21,6 +22,8 @@ from .spec import ControlSpec, PlanarChain, SpecError
 AWAY = "homing leads away from its reference"
 NEAR = 0.03
 """A joint within this share of its range from home counts as being there."""
+MAX_STEPS = 200_000
+"""Going home from where it would take longer is refused: a reading so far away is wrong."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,25 @@ class HomingController:
 
     def reference(self, measured: np.ndarray) -> np.ndarray:
         """Positions per step, from where the machine is to home; joints that no command moves are left out of it."""
+        moving, steps = self._count_steps(measured)
         start = np.asarray(measured, float)[self._index]
-        way = self.home - start
-        slowest = max(abs(way[joint]) / self.range[joint] for joint in self.driven)
-        moving = math.ceil(PEAK_OF_QUINTIC * slowest / self.homing.speed / self.spec.period_s)
-        steps = moving + math.ceil(self.homing.settle_s / self.spec.period_s)
-        return start + quintic_blend(np.arange(1, steps + 1) / max(moving, 1))[:, None] * way
+        return start + quintic_blend(np.arange(1, steps + 1) / max(moving, 1))[:, None] * (self.home - start)
+
+    def num_steps(self, measured: np.ndarray) -> int:
+        """How many steps going home takes; `MachineError` where the machine cannot be that far away."""
+        return self._count_steps(measured)[1]
+
+    def _count_steps(self, measured: np.ndarray) -> tuple[int, int]:
+        """Steps in which the reference moves, and all of them; counted before any memory is taken for them."""
+        slowest = self.away(measured)
+        moving = PEAK_OF_QUINTIC * slowest / self.homing.speed / self.spec.period_s
+        settling = math.ceil(self.homing.settle_s / self.spec.period_s)
+        if not moving + settling <= MAX_STEPS:  # false for NaN
+            raise MachineError(
+                f"a joint measures {slowest:.3g} of its ranges away from home, which is too far to go there: "
+                f"going home may take at most {MAX_STEPS} steps"
+            )
+        return math.ceil(moving), math.ceil(moving) + settling
 
     def command(self, wanted: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """The command at one step; what is not finite is left to the gate."""

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from .homing import HomingController
+from .homing import MAX_STEPS, HomingController
 from .loop import Trajectory
 from .messages import MAX_PAYLOAD, Message, Refusal
 from .policy import NumpyPolicy
 from .spec import ControlSpec
 
-MAX_STEPS = 200_000
-"""Longest job, in control steps."""
 MAX_POLICIES = 4
 """How many policies the robot keeps; the oldest go first."""
 
@@ -141,7 +139,7 @@ class JobReader:
         if kind == "home":
             if self.homing is None or not np.isfinite(measured).all():
                 raise Refusal("this machine holds between episodes: it is not served with --between home")
-            return _Extent(1, len(self.homing.reference(measured)), {})
+            return _Extent(1, self.homing.num_steps(measured), {})
         raise Refusal(f"a job of kind {str(kind)[:40]!r} is unknown")
 
     @staticmethod

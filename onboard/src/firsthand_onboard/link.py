@@ -114,7 +114,13 @@ class RobotEnd:
         self._number += 1
         known = (to.run, to.session, self.identity, self._number, to.number)
         message = Message(kind, *known, body=body, arrays=arrays or {}, now=since_boot())
-        self._outgoing.put(encode(message, self.version))
+        try:
+            frame = encode(message, self.version)
+        except ValueError as error:  # too long, or not finite: the loop must go on, and the sender must know
+            log.error("the answer to %s cannot be sent: %s", to.kind, error)
+            refused = {"why": f"the answer cannot be sent: {error}"[:1000]}
+            frame = encode(dataclasses.replace(message, kind="refused", body=refused, arrays={}), self.version)
+        self._outgoing.put(frame)
 
     def _refuse_version(self, error: VersionError) -> None:
         """Tell somebody of another version so, and the operator once per version: silence would look like a lost link.

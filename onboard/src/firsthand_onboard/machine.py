@@ -96,10 +96,19 @@ def make_machine(factory: Any, name: str, options: dict[str, str]) -> Any:
 
 def as_measured(reading: Any, size: int) -> np.ndarray:
     """A reading as a float32 array of `size` numbers; `MachineError` for anything else."""
-    measured = np.asarray(reading, np.float32)
-    if measured.shape != (size,):
+    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and counts as missing
+        measured = check_row(reading).astype(np.float32)
+    if measured.size != size:
         raise MachineError(f"the machine measures {measured.size} values, but the specification names {size}")
     return measured
+
+
+def check_row(reading: Any) -> np.ndarray:
+    """A reading as a row of float64 numbers; `MachineError` for an array of any other shape."""
+    row = np.asarray(reading, "<f8")
+    if row.ndim != 1:
+        raise MachineError(f"the machine measures an array of shape {row.shape}, but must measure one row of numbers")
+    return row
 
 
 def can_reset(machine: Any) -> bool:

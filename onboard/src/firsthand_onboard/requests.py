@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from .jobs import Job
 from .link import RobotEnd
 from .machine import MachineError
-from .messages import Message, Refusal
+from .messages import MAX_HEADER, Message, Refusal
 from .spec import SpecError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ OPERATOR_KINDS = ("hello", "status", "stop", "acknowledge")
 """What an operator may ask for; acknowledging is for operators alone."""
 TIMELY_KINDS = ("arm", "job", "reset")
 """What moves the machine or lets it be moved: not acted on when it is older than the lease."""
+
+MAX_HELLO = MAX_HEADER - 8192
+"""Bytes of what a robot says about itself; the rest of the header is for its status."""
 
 
 class Requests:
@@ -40,6 +44,15 @@ class Requests:
             "stop": runtime.stop,
             "acknowledge": self._acknowledge,
         }
+
+    def check_hello(self) -> None:
+        """Raise `SpecError` where the answer to a hello would be too long, before anybody asks."""
+        size = len(json.dumps(self._hello(Message("hello", "", "", "", 0))))
+        if size > MAX_HELLO:
+            raise SpecError(
+                f"the specification and the gate's limits take {size} bytes as JSON, but must fit into {MAX_HELLO}; "
+                "use shorter names"
+            )
 
     def read(self, *, was_away: bool) -> None:
         """Answer what waits. Where the loop was away that is everything, and none of it is acted on, except a stop."""

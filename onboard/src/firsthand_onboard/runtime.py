@@ -101,6 +101,7 @@ class Runtime:
         clock = LockStep(period_s) if self.lock_step else RealTime(period_s)
         self.executor = Executor(spec, machine, limits, clock, self.poll)
         self._runner = JobRunner(self.executor, homing, self.poll)
+        self._requests.check_hello()
         self.latch = FaultLatch(settings.latch)
         if self.latch.is_set:
             self.state = FAULT

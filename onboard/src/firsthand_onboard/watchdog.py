@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .homing import Homing
-from .machine import MachineError, can_reset, check_machine, load_machine
+from .machine import MachineError, can_reset, check_machine, check_row, load_machine
 from .spec import SpecError
 
 READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
@@ -29,6 +29,7 @@ ANSWER, TRIPPED, FAILED = range(7, 10)
 HEAD = struct.Struct("<BQ")
 """The kind of a packet and its number; an answer has the number of its question."""
 MAX_PACKET = 200_000
+"""Bytes of the longest packet."""
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.002, 10.0
 
 
@@ -141,7 +142,11 @@ class Watchdog:
         self.machine.reset(position)
 
     def _read(self) -> bytes:
-        return np.asarray(self.machine.read(), "<f8").tobytes()
+        values = check_row(self.machine.read())
+        if values.nbytes > MAX_PACKET - HEAD.size:
+            most = (MAX_PACKET - HEAD.size) // 8
+            raise MachineError(f"the machine measures {values.size} values, but at most {most} can be passed on")
+        return values.tobytes()
 
     def _describe(self) -> bytes:
         self._read()  # the first may take long: now there is time
@@ -156,7 +161,10 @@ class Watchdog:
             "can_reset": can_reset(self.machine),
             "timeout_s": self.timeout_s,
         }
-        return json.dumps(described).encode()
+        content = json.dumps(described).encode()
+        if len(content) > MAX_PACKET - HEAD.size:
+            raise MachineError(f"the machine describes itself in {len(content)} bytes, which cannot be passed on")
+        return content
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         try:

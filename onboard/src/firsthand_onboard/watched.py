@@ -206,7 +206,10 @@ class WatchedMachine:
             raise MachineError("the watchdog is lost") from None
 
     def _measured(self, kind: int, values: Any = ()) -> np.ndarray:
-        return np.frombuffer(self._ask(kind, values), "<f8").copy()
+        content = self._ask(kind, values)
+        if len(content) % 8:
+            raise MachineError(f"the watchdog answered {len(content)} bytes, which are not numbers")
+        return np.frombuffer(content, "<f8").copy()
 
     def _ask(self, kind: int, values: Any = ()) -> bytes:
         self._send(kind, values)

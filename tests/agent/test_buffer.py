@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.agent.buffer import Buffer, append, grown, sample
+from firsthand.agent.buffer import Buffer, append, append_rollout, make_room, sample
 from firsthand.optim.rollout import Rollout
 
 STATE, COMMANDS, MEASURED = 3, 2, 2
@@ -92,11 +92,21 @@ def test_an_episode_larger_than_twice_the_buffer_fits():
     assert_holds(append(Buffer.empty(4, STATE, COMMANDS, MEASURED), episode), episode)
 
 
-def test_growing_by_hand_keeps_the_transitions():
+def test_making_room_keeps_the_transitions():
     episode = numbered(2, 3)
-    buffer = grown(append(Buffer.empty(8, STATE, COMMANDS, MEASURED), episode), 100)
+    buffer = make_room(append(Buffer.empty(8, STATE, COMMANDS, MEASURED), episode), 94)
     assert buffer.capacity == 128
     assert_holds(buffer, episode)
+    assert make_room(buffer, 122) is buffer
+
+
+def test_several_buffers_are_written_side_by_side():
+    episodes = [numbered(3, 4, lengths=(4, 1, 3)), numbered(3, 4, first=100)]
+    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *episodes)
+    empty = Buffer.empty(16, STATE, COMMANDS, MEASURED)
+    both = jax.vmap(append_rollout)(jax.tree.map(lambda a: jnp.stack([a, a]), empty), stacked)
+    for i, episode in enumerate(episodes):
+        assert_holds(jax.tree.map(lambda a, i=i: a[i], both), episode)
 
 
 def test_appending_compiles_once(compilations):

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..optim.rollout import Rollout as Rollout
+    from .agent import Agent as Agent
+    from .agent import AgentState as AgentState
+    from .agent import Experience as Experience
+    from .agent import Update as Update
     from .buffer import Buffer as Buffer
     from .buffer import append as append
     from .buffer import append_rows as append_rows
@@ -19,6 +23,10 @@ if TYPE_CHECKING:
     from .update import update_policy as update_policy
 
 _MODULES = {
+    "Agent": ".agent",
+    "AgentState": ".agent",
+    "Experience": ".agent",
+    "Update": ".agent",
     "Buffer": ".buffer",
     "append": ".buffer",
     "append_rows": ".buffer",

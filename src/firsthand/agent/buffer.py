@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ..optim.rollout import Rollout
 
@@ -41,7 +41,7 @@ class Buffer(eqx.Module):
         return self.states.shape[0]
 
 
-def written(
+def write_rows(
     buffer: Buffer,
     rows: tuple[Float[Array, "rows state"], Float[Array, "rows commands"], Float[Array, "rows measured"]],
     count: Int[Array, ""],
@@ -66,23 +66,42 @@ def written(
 
 @eqx.filter_jit(donate="all-except-first")
 def _write(rows, buffer: Buffer, count: Int[Array, ""]) -> Buffer:
-    return written(buffer, rows, count)
+    return write_rows(buffer, rows, count)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _write_rollout(rollout: Rollout, buffer: Buffer) -> Buffer:
+    rows, valid = rollout_rows(rollout, buffer.following.shape[1])
+    order = jnp.argsort(~valid, stable=True)  # valid rows first, in order; the rest is overwritten by the next episode
+    x, u, y = (part[order] for part in rows)
+    return write_rows(buffer, (x, u, y), valid.sum().astype(jnp.int32))
+
+
+def rollout_rows(
+    rollout: Rollout, measured: int
+) -> tuple[
+    tuple[Float[Array, "rows state"], Float[Array, "rows commands"], Float[Array, "rows measured"]],
+    Bool[Array, " rows"],
+]:
+    """The transitions (x, u, y⁺) of an episode, one row per step, and which of them are valid."""
+    valid = rollout.valid.reshape(-1)
+    x = rollout.states[:, :-1].reshape(valid.size, -1)
+    y = rollout.states[:, 1:, :measured].reshape(valid.size, -1)
+    u = rollout.commands.reshape(valid.size, -1)
+    return (x, u, y), valid
+
+
+def append_rollout(buffer: Buffer, rollout: Rollout) -> Buffer:
+    """The buffer with the valid transitions of an episode added; exactly N·H of them when none was cut.
+
+    Pure, also under `jax.vmap`. `buffer` is consumed, and must have room for N·H rows: see `make_room`.
+    """
+    return _write_rollout(rollout, buffer)
 
 
 def append(buffer: Buffer, rollout: Rollout) -> Buffer:
-    """The buffer with the valid transitions of an episode added; one episode gives exactly N·H when none was cut.
-
-    `buffer` is consumed. When the episode no longer fits, the capacity doubles: the one case that compiles anew.
-    """
-    valid = np.asarray(rollout.valid).reshape(-1)
-    block = valid.size
-    measured = buffer.following.shape[1]
-    order = np.argsort(~valid, kind="stable")  # valid rows first, in order; the rest is overwritten by the next episode
-    states = np.asarray(rollout.states)
-    x = states[:, :-1].reshape(block, -1)[order]
-    y = states[:, 1:, :measured].reshape(block, -1)[order]
-    u = np.asarray(rollout.commands).reshape(block, -1)[order]
-    return append_rows(buffer, x, u, y, int(valid.sum()))
+    """`append_rollout`, after making room where the episode does not fit. `buffer` is consumed."""
+    return append_rollout(make_room(buffer, rollout.valid.size), rollout)
 
 
 def append_rows(
@@ -90,19 +109,21 @@ def append_rows(
     states: Float[np.ndarray, "rows state"],
     commands: Float[np.ndarray, "rows commands"],
     following: Float[np.ndarray, "rows measured"],
-    count: int | None = None,
 ) -> Buffer:
-    """The buffer with the first `count` of these transitions added (all by default). `buffer` is consumed."""
-    block = len(states)
-    if int(buffer.size) + block > buffer.capacity:
-        buffer = grown(buffer, int(buffer.size) + block)
-    used = block if count is None else count
-    return _write((states, commands, following), buffer, jnp.asarray(used, jnp.int32))
+    """The buffer with these transitions added; it grows if they do not fit. `buffer` is consumed."""
+    rows = len(states)
+    return _write((states, commands, following), make_room(buffer, rows), jnp.asarray(rows, jnp.int32))
 
 
-def grown(buffer: Buffer, at_least: int) -> Buffer:
-    """The same transitions in a buffer of at least this capacity, rounded up to a power of two."""
-    larger = Buffer.empty(at_least, buffer.states.shape[1], buffer.commands.shape[1], buffer.following.shape[1])
+def make_room(buffer: Buffer, rows: int) -> Buffer:
+    """The same transitions in a buffer with room for this many more rows.
+
+    The capacity doubles when they do not fit: the one case in which the programs of an update are compiled anew.
+    """
+    needed = int(buffer.size) + rows
+    if needed <= buffer.capacity:
+        return buffer
+    larger = Buffer.empty(needed, buffer.states.shape[1], buffer.commands.shape[1], buffer.following.shape[1])
     at = slice(0, buffer.capacity)
     return Buffer(
         larger.states.at[at].set(buffer.states),

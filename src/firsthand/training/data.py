@@ -8,7 +8,7 @@ from firsthand_onboard.features import initial_state, measured_part, next_state
 from firsthand_onboard.references import build_reference
 from firsthand_onboard.signals import find_spikes, find_stuck_sensors, is_plausible, mark_memory
 
-from ..agent import Imagined, Rollout
+from ..agent import Buffer, Experience, Imagined, Rollout
 from ..agent.settings import ExcitationSettings, Settings
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
@@ -73,9 +73,39 @@ def imagined_starts(
     return Imagined(jnp.asarray(starts), jnp.asarray(np.stack(previews)))
 
 
-def visited_rows(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Which rows of a buffer that holds `size` states imagined trajectories may start from."""
-    return rng.integers(0, max(size, 1), count)
+def prepare_experience(
+    task: Task,
+    settings: Settings,
+    buffer: Buffer,
+    record: EpisodeRecord,
+    rng: np.random.Generator,
+    *,
+    practice: int = 0,
+) -> Experience:
+    """What a robot did as the agent's next experience, with as many imagined starts as the settings ask for.
+
+    `buffer` is the agent's, before it observes this episode. With `practice` the policy learns along this many
+    trajectories of the model instead of the measured ones. The trajectories of the preconditioned steps are drawn
+    first, then what refinement needs in addition, so that a run is the same with and without it until it begins.
+    """
+    rollout = as_rollout(task.spec, record)
+    few = settings.imagination.trajectories
+
+    def draw(count: int) -> Imagined | None:
+        return imagined_starts(task, record, count, rng, visited_states(buffer, rollout, count, rng))
+
+    own = draw(practice) if practice else None
+    first, more = draw(few), draw(settings.imagined_trajectories - few)
+    return Experience(rollout, first if first is None or more is None else first.joined(more), own)
+
+
+def visited_states(buffer: Buffer, rollout: Rollout, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` states `(count, state)` of all that were visited, drawn from the buffer and this episode."""
+    valid, size = np.asarray(rollout.valid).reshape(-1), int(buffer.size)
+    rows = rng.integers(0, max(size + int(valid.sum()), 1), count)
+    newest = np.asarray(rollout.states)[:, :-1].reshape(valid.size, -1)[np.argsort(~valid, kind="stable")]
+    earlier = np.asarray(buffer.states[np.minimum(rows, max(size - 1, 0))])
+    return np.where((rows < size)[:, None], earlier, newest[np.maximum(rows - size, 0)])
 
 
 def at_rest_in(spec: ControlSpec, position: np.ndarray) -> np.ndarray:
@@ -86,9 +116,26 @@ def at_rest_in(spec: ControlSpec, position: np.ndarray) -> np.ndarray:
     return measured
 
 
-def is_excited(settings: Settings, episode: int) -> bool:
-    """Whether random commands are added in an episode, counted from 0."""
-    return settings.excitation.amplitude > 0 and episode < settings.excitation.episodes
+def plan_episode(
+    task: Task,
+    settings: Settings,
+    episode: int,
+    measured: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    has_seen_motion: bool = False,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Goals of an episode (counted from 0), and random commands to add to the policy's, or None.
+
+    Goals start from what the robot measures, or, where that is not finite, from home. Random commands are for the first
+    episodes of a model that has seen no motion yet.
+    """
+    here = measured if np.isfinite(measured).all() else at_rest_in(task.spec, np.asarray(task.home))
+    goals = task.sample_goals(rng, here, task.trajectories)
+    chosen = settings.excitation
+    if not chosen.amplitude > 0 or episode >= chosen.episodes or has_seen_motion:
+        return goals, None
+    return goals, smooth_excitation(task, chosen, rng)
 
 
 def smooth_excitation(task: Task, excitation: ExcitationSettings, rng: np.random.Generator) -> np.ndarray:

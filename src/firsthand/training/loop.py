@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..agent import Imagined, Improvement, LearnerState, Rollout, append, update_model, update_policy
-from ..agent.model_learning import ModelReport, prediction_error
+from ..agent import Agent, AgentState, Experience, LearnerState, Update, append
+from ..agent.buffer import make_room
 from ..errors import UserError
 from ..evaluation import tracking_metrics
 from ..models import Policy
@@ -20,7 +20,7 @@ from ..runs.pytrees import from_arrays, to_arrays
 from ..tasks import Task
 from .callbacks import Callback, EpisodeAbandoned, EpisodeSummary
 from .config import TrainingConfig
-from .data import as_rollout, at_rest_in, imagined_starts, is_excited, smooth_excitation, visited_rows
+from .data import as_rollout, plan_episode, prepare_experience
 from .health import closed_loop_growth
 from .prior import Prior
 
@@ -68,6 +68,7 @@ class Trainer:
         self.task = robot.task
         spec = self.task.spec
         self.prior = prior or Prior()
+        self.agent = Agent(spec, self.task.cost, config.settings)
         self.state = self.prior.initial(LearnerState.random(spec, config.settings, seed=config.seed))
         of_logs = config.settings.model.log_episodes * self.task.trajectories * self.task.steps
         own = config.episodes * self.task.trajectories * self.task.steps
@@ -103,18 +104,19 @@ class Trainer:
         policy = self.state.policy
         rng = np.random.Generator(np.random.Philox(key=[self.config.seed, self.episode]))
 
-        goals = task.sample_goals(rng, self.whereabouts(), task.trajectories)
-        excited = is_excited(settings, self.episode) and not self.prior.has_seen_motion
-        excitation = smooth_excitation(task, settings.excitation, rng) if excited else None
+        goals, excitation = plan_episode(
+            task, settings, self.episode, self.robot.measured(), rng, has_seen_motion=self.prior.has_seen_motion
+        )
         self.phase = "moving"
         record = self.robot.run_episode(policy, goals, excitation)
         self.phase = "learning"
         began = time.monotonic()
-        rollout = as_rollout(task.spec, record)
-        novelty = prediction_error(self.state.dynamics, rollout)
-        self.buffer = append(self.buffer, rollout)
-        self.state, model = update_model(self.state, self.buffer, rollout, settings)
-        self.state, report = self.improved(record, rollout, model, rng)
+        experience = self.prepare(record, rng)
+        before = AgentState(self.state, make_room(self.buffer, record.valid.size))
+        after, update = self.agent.observe(before, experience)
+        self.state, self.buffer = after.learner, after.buffer
+        rollout = experience.rollout
+        assert rollout is not None
         growth = closed_loop_growth(policy, self.state.dynamics, rollout)
         jax.block_until_ready(self.state)
         update_time = time.monotonic() - began
@@ -125,7 +127,7 @@ class Trainer:
         metrics = {
             "episode": self.episode,
             "robot_time_s": self.episode * task.episode_s,
-            **episode_metrics(task, sound, self.state, model, report, novelty=novelty, growth=growth),
+            **episode_metrics(task, sound, self.state, update, growth),
             "update_time_s": update_time,
         }
         if self.robot.has_authority:
@@ -141,33 +143,9 @@ class Trainer:
             )
         return summary
 
-    def improved(
-        self, record: EpisodeRecord, rollout: Rollout, model: ModelReport, rng: np.random.Generator
-    ) -> tuple[LearnerState, Improvement]:
-        """The policy's update, along the measured trajectories and those imagined besides."""
-        imagined = self.imagined_in_all(record, rng)
-        return update_policy(self.state, self.task.cost, rollout, imagined, model, self.config.settings)
-
-    def imagined_in_all(self, record: EpisodeRecord, rng: np.random.Generator) -> Imagined | None:
-        """Those of the preconditioned steps, then what refinement needs besides.
-
-        Drawn one after the other, so that a run is the same with and without refinement until it begins.
-        """
-        settings = self.config.settings
-        few = self.imagined(record, settings.imagination.trajectories, rng)
-        more = self.imagined(record, settings.imagined_trajectories - settings.imagination.trajectories, rng)
-        return few if few is None or more is None else few.joined(more)
-
-    def imagined(self, record: EpisodeRecord, count: int, rng: np.random.Generator) -> Imagined | None:
-        """Starts and references of imagined trajectories; None for none."""
-        rows = visited_rows(int(self.buffer.size), count, rng)
-        return imagined_starts(self.task, record, count, rng, np.asarray(self.buffer.states[rows]))
-
-    def whereabouts(self) -> np.ndarray:
-        """What the robot measures, or, where that is nonsense, home: goals must be drawn from somewhere."""
-        measured = self.robot.measured()
-        home = at_rest_in(self.task.spec, np.asarray(self.task.home))
-        return measured if np.isfinite(measured).all() else home
+    def prepare(self, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
+        """What the agent learns from: what the robot did, and starts of imagined trajectories."""
+        return prepare_experience(self.task, self.config.settings, self.buffer, record, rng)
 
     def _keep(self, summary: EpisodeSummary, policy: Policy) -> None:
         """Files of this episode, in the order that a crash at any instant can be resumed from."""
@@ -211,8 +189,7 @@ class Trainer:
         if self.run.checkpoints():
             checkpoint = self.run.load_checkpoint()
             notes = list(checkpoint.notes)
-            # A run that was begun before there was refinement goes on without it.
-            restored = from_arrays(self._checkpoint(), checkpoint.arrays, may_lack="refinement")
+            restored = from_arrays(self._checkpoint(), checkpoint.arrays)
             self.state = restored["learner"]
             self.robot.restore(restored["robot"])
             self.episode = checkpoint.episode
@@ -249,16 +226,10 @@ class Trainer:
 
 
 def episode_metrics(
-    task: Task,
-    record: EpisodeRecord,
-    state: LearnerState,
-    model: ModelReport,
-    report: Improvement,
-    *,
-    novelty: Any,
-    growth: Any,
+    task: Task, record: EpisodeRecord, state: LearnerState, update: Update, growth: Any
 ) -> dict[str, Any]:
     """What the robot did, as far as its sensors can be believed (`record.valid`), and what both updates did with it."""
+    model, report = update.model, update.policy
     tracking = tracking_metrics(task.spec, (record,))
     return {
         "tracking_error": tracking.mean_error,
@@ -267,7 +238,7 @@ def episode_metrics(
         "controller_loss": tracking.rms_error**2,
         "cost": float(report.cost),
         "model_loss": float(model.loss),
-        "prediction_error": float(novelty),
+        "prediction_error": float(update.prediction_error),
         "closed_loop_growth": float(growth),
         "gradient_norm": float(report.step.gradient_norm),
         "discount": float(report.step.discount),

@@ -12,13 +12,12 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import initial_state
 
-from ..agent import Buffer, LearnerState, Rollout, Settings, append_rows, update_policy
-from ..agent.model_learning import ModelReport, learn_model
+from ..agent import Agent, AgentState, Buffer, Experience, LearnerState, Settings, append_rows
+from ..agent.model_learning import learn_model
 from ..errors import UserError
 from ..logs import Transitions, read_log, spec_difference
 from ..logs.base import transitions
 from ..logs.episodes import stored_spec
-from ..optim.rollout import roll_out
 from ..robots import EpisodeRecord
 from ..robots.base import neutral
 from ..runs import RunFolder, packed
@@ -121,43 +120,31 @@ class Prior:
             dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, settings, key=batch_key)
             state = eqx.tree_at(lambda s: (s.dynamics, s.optimizer, s.key), state, (dynamics, optimizer, key))
         trained = self.init is not None and self.init.takes_policy
-        if report is None or trained or not settings.imagination.trajectories:
+        if report is None or not bool(report.accepted) or trained or not settings.imagination.trajectories:
             return state
-        return practise(state, buffer, report, task, settings, np.random.default_rng([seed, 0xDA7A]))
+        return practice_on_model(state, buffer, task, settings, np.random.default_rng([seed, 0xDA7A]))
 
 
-def practise(
-    state: LearnerState,
-    buffer: Buffer,
-    model: ModelReport,
-    task: Task,
-    settings: Settings,
-    rng: np.random.Generator,
+def practice_on_model(
+    state: LearnerState, buffer: Buffer, task: Task, settings: Settings, rng: np.random.Generator
 ) -> LearnerState:
     """The policy after some episodes that only the model has seen."""
     # Nothing is refined: a model that agrees with itself has earned no trust.
-    settings = settings.with_changes({"refinement.steps": 0})
+    agent = Agent(task.spec, task.cost, settings.with_changes({"refinement.steps": 0}))
     rows = np.asarray(buffer.states[: int(buffer.size)])
-    first = state
+    now = AgentState(state, buffer)
     home = at_rest_in(task.spec, np.asarray(task.home))
     for _ in range(settings.imagination.practice_episodes):
         starts = rows[rng.integers(len(rows), size=task.trajectories)]
         starts[0] = initial_state(task.spec.layout, home, neutral(task.spec))
         record = _only_starts(task, starts)
-        fresh = imagined_starts(task, record, task.trajectories, rng)
+        own = imagined_starts(task, record, task.trajectories, rng)
         extra = imagined_starts(task, record, settings.imagination.trajectories, rng)
-        if fresh is None or extra is None:
-            return state
-        rollout = modelled(state.policy, state.dynamics, fresh.starts, fresh.previews)
-        state, _ = update_policy(state, task.cost, rollout, extra, model, settings)
+        if own is None or extra is None:
+            return now.learner
+        now, _ = agent.observe(now, Experience(None, extra, practice=own))
     # The trust region and its bookkeeping start afresh: the robot has not been asked yet.
-    return eqx.tree_at(lambda s: s.policy, first, state.policy)
-
-
-@eqx.filter_jit
-def modelled(policy, dynamics, starts, previews) -> Rollout:
-    """Trajectories of the model alone."""
-    return roll_out(policy, dynamics, starts, previews=previews)
+    return eqx.tree_at(lambda s: s.policy, state, now.learner.policy)
 
 
 def _only_starts(task: Task, starts: np.ndarray) -> EpisodeRecord:

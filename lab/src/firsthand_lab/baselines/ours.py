@@ -8,15 +8,14 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from firsthand.agent import Improvement, LearnerState, Rollout, update_policy
-from firsthand.agent.model_learning import ModelReport
+from firsthand.agent import Experience
 from firsthand.evaluation import tracking_metrics
 from firsthand.models import Policy
 from firsthand.robots import EpisodeRecord
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand.tasks import Task
 from firsthand.training import Trainer, TrainingConfig
-from firsthand.training.prior import modelled
+from firsthand.training.data import prepare_experience
 from firsthand_onboard.policy import NumpyPolicy
 
 from ..experiments.base import Report
@@ -113,12 +112,7 @@ class Imagining(Trainer):
     begins, follows from how well the model agrees with its own predictions, not with the robot.
     """
 
-    def improved(
-        self, record: EpisodeRecord, rollout: Rollout, model: ModelReport, rng: np.random.Generator
-    ) -> tuple[LearnerState, Improvement]:
-        """The policy's update."""
-        own = self.imagined(record, self.task.trajectories, rng)
-        assert own is not None
-        dreamed = modelled(self.state.policy, self.state.dynamics, own.starts, own.previews)
-        rest = self.imagined_in_all(record, rng)
-        return update_policy(self.state, self.task.cost, dreamed, rest, model, self.config.settings)
+    def prepare(self, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
+        """With starts of trajectories of the model, on which the policy learns."""
+        count = self.task.trajectories
+        return prepare_experience(self.task, self.config.settings, self.buffer, record, rng, practice=count)

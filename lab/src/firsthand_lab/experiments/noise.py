@@ -163,12 +163,12 @@ def learn(parameters: dict[str, Any], level: Level, report: Report) -> list[dict
     import equinox as eqx
     import jax.numpy as jnp
 
+    from firsthand.agent.trees import take_member
     from firsthand.evaluation import tracking_metrics
     from firsthand.plants.faults import FaultySensors
 
     from .theory.replay import truly
     from .theory.setup import make_group, plant_of, task_of
-    from .together import member
 
     task, clean = task_of(parameters), plant_of(parameters["robot"])
     noisy = eqx.tree_at(
@@ -184,7 +184,7 @@ def learn(parameters: dict[str, Any], level: Level, report: Report) -> list[dict
         group.run_episode()
         true = []
         for i, record in enumerate(group.records):
-            start = member(now[0], i)[0]
+            start = take_member(now[0], i)[0]
             true.append(tracking_metrics(task.spec, (truly(clean, start, record),)).mean_error)
         random.append(true)
         report(episode, f"{level.name}: true error {100 * np.mean(true):.1f} cm")

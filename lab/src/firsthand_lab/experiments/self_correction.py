@@ -190,12 +190,12 @@ def learn(parameters: dict[str, Any], variant: str, report: Report) -> list[dict
     import equinox as eqx
     import jax.numpy as jnp
 
+    from firsthand.agent.trees import take_member
     from firsthand.training.data import as_rollout
 
     from .theory.gradients import trajectory_starts
     from .theory.measured import gradient_report, model_report
     from .theory.setup import make_group
-    from .together import member
 
     chosen = parameters["variants"][variant]
     group = make_group(_with_room(parameters))
@@ -210,9 +210,9 @@ def learn(parameters: dict[str, Any], variant: str, report: Report) -> list[dict
         before, now = group.state, group.snapshot()["robot"][0]
         metrics = group.run_episode(learn_model=chosen["learns"])
         for i, seed in enumerate(group.seeds):
-            old, new, record = member(before, i), member(group.state, i), group.records[i]
+            old, new, record = take_member(before, i), take_member(group.state, i), group.records[i]
             rollout = as_rollout(group.task.spec, record)
-            starts = trajectory_starts(group.plant, member(now[0], i), record.commands, record.starts)
+            starts = trajectory_starts(group.plant, take_member(now[0], i), record.commands, record.starts)
             references = jnp.asarray(record.references)
             found = gradient_report(
                 group.plant,
@@ -251,10 +251,10 @@ def wrong_model(parameters: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     import jax
 
     from firsthand.agent import update_model
+    from firsthand.agent.trees import stack_trees
     from firsthand.training.data import as_rollout
 
     from .theory.setup import make_group
-    from .together import stacked
 
     group = make_group(_with_room(parameters))
     sign = np.ones(group.task.spec.layout.num_commands, np.float32)
@@ -271,7 +271,7 @@ def wrong_model(parameters: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     taught = make_group(_with_room(parameters))
     for wrong in episodes:
         taught.remember(wrong)
-    rollout = stacked([as_rollout(taught.task.spec, record) for record in episodes[-1]])
+    rollout = stack_trees([as_rollout(taught.task.spec, record) for record in episodes[-1]])
     learn_all = eqx.filter_jit(eqx.filter_vmap(lambda s, b, r: update_model(s, b, r, taught.settings)[0]))
     state = taught.state
     for _ in range(parameters["rounds"]):

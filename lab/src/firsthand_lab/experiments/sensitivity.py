@@ -121,8 +121,8 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     ]
     robot: Any = make_robot("excavator", task)
     seeds = [parameters["seed"]] * len(chosen)
-    together = Together(robot.plant, task, chosen[0], seeds, episodes=max(parameters["episodes"], CAPACITY))
-    together.settings = stack_settings(chosen)
+    stacked = stack_settings(chosen)
+    together = Together(robot.plant, task, stacked, seeds, episodes=max(parameters["episodes"], CAPACITY))
     curves = []
     for episode in range(1, parameters["episodes"] + 1):
         curves.append(together.run_episode()["tracking_error"])

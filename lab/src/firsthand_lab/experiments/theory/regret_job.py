@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from firsthand.agent.trees import stack_settings
+from firsthand.agent.trees import stack_settings, take_member
 from firsthand.training.data import as_rollout
 
 from .. import files
 from ..base import Report
-from ..together import member
 from .comparator import improved
 from .gradients import Starts, trajectory_starts
 from .measured import gradient_report, loop_report, model_report
@@ -34,9 +33,9 @@ def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         metrics = group.run_episode()
         rows = []
         for i in learners:
-            old, new, record = member(before, i), member(group.state, i), group.records[i]
+            old, new, record = take_member(before, i), take_member(group.state, i), group.records[i]
             rollout = as_rollout(group.task.spec, record)
-            starts = trajectory_starts(group.plant, member(now[0], i), record.commands, record.starts)
+            starts = trajectory_starts(group.plant, take_member(now[0], i), record.commands, record.starts)
             measured = gradient_report(
                 group.plant,
                 group.task,

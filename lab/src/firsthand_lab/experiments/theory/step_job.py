@@ -10,6 +10,7 @@ import numpy as np
 
 from firsthand.agent import Rollout
 from firsthand.agent.ground import half_range
+from firsthand.agent.trees import take_member
 from firsthand.models import Policy
 from firsthand.optim.gradient import damped_gradient
 from firsthand.optim.preconditioner import preconditioned_step
@@ -17,7 +18,6 @@ from firsthand.training.data import as_rollout
 
 from .. import files
 from ..base import Report
-from ..together import member
 from .setup import Kept, make_group
 
 
@@ -42,7 +42,7 @@ def measure(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     rows = []
     for i, seed in enumerate(group.seeds):
         rollout = as_rollout(group.task.spec, group.records[i])
-        policy, dynamics = group.policy(i), member(group.state.dynamics, i)
+        policy, dynamics = group.policy(i), take_member(group.state.dynamics, i)
         gradient, _ = eqx.filter_jit(damped_gradient)(
             policy,
             dynamics,

@@ -1,0 +1,111 @@
+"""The agent: Algorithm 1 from an episode's data to the next policy, as one pure function.
+
+    agent = Agent(task.spec, task.cost, settings, capacity)
+    state = agent.init(seed)
+    state, update = agent.observe(state, experience)        # append, learn the model, improve the policy
+
+Nothing here knows where the experience came from: the training loop, several seeds side by side (under `jax.vmap`) and
+practice on logs all call `observe`. `training.data.prepare_experience` makes an `Experience` of what a robot did.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from firsthand_onboard import ControlSpec
+
+from ..optim.rollout import CostFunction, Rollout, roll_out
+from .buffer import Buffer, append_rollout
+from .ground import Imagined
+from .improvement import Improvement
+from .model_learning import ModelReport, prediction_error
+from .settings import Settings
+from .state import LearnerState
+from .update import update_model, update_policy
+
+
+class AgentState(eqx.Module):
+    """Everything that the next episode's update depends on."""
+
+    learner: LearnerState
+    """Parameters, optimiser and bookkeeping: what a checkpoint holds."""
+    buffer: Buffer
+    """All transitions so far: rebuilt from the stored episodes, not part of a checkpoint."""
+
+
+class Experience(eqx.Module):
+    """What the agent learns from after an episode."""
+
+    rollout: Rollout | None
+    """N trajectories of H steps as measured; None where the robot did nothing, as in practice on a model."""
+    imagined: Imagined | None = None
+    """Starts and fresh references of `settings.imagined_trajectories` imagined trajectories; None for none."""
+    practice: Imagined | None = None
+    """If given, the policy learns along the model's own trajectories from here instead of the measured ones."""
+
+
+class Update(NamedTuple):
+    """What one episode's update did."""
+
+    prediction_error: Float[Array, ""]
+    """Loss of the model on the new episode, before it learned from it; NaN where nothing was measured."""
+    model: ModelReport
+    """The model's update; a loss of NaN where the model did not learn."""
+    policy: Improvement
+    """The policy's update."""
+
+
+class Agent(eqx.Module):
+    """Learns a dynamics model and a policy of one robot; holds no state of its own."""
+
+    spec: ControlSpec = eqx.field(static=True)
+    """What the robot's state, commands and references are."""
+    cost: CostFunction
+    """c(x, u, r) of one step."""
+    settings: Settings
+    """Everything that Algorithm 1 leaves open; may hold arrays under `jax.vmap`."""
+
+    def init(self, seed: int, capacity: int) -> AgentState:
+        """Random weights, and an empty buffer for at least `capacity` transitions."""
+        layout = self.spec.layout
+        return AgentState(
+            LearnerState.random(self.spec, self.settings, seed=seed),
+            Buffer.empty(capacity, layout.size, layout.num_commands, layout.num_measured),
+        )
+
+    def observe(
+        self, state: AgentState, experience: Experience, *, learn_model: bool = True
+    ) -> tuple[AgentState, Update]:
+        """Append the episode to the buffer, update the model, then the policy.
+
+        **Arguments:**
+
+        - `state`: its buffer is consumed, and must have room for the episode (see `buffer.make_room`).
+        - `experience`: the episode.
+        - `learn_model`: if false the model stays as it is; the data is kept all the same.
+
+        **Returns:** the next state, and what the update did. An update that is not sound leaves the parameters as they
+        were, and is counted in `state.learner.refused`.
+        """
+        learner, buffer, rollout = state.learner, state.buffer, experience.rollout
+        novelty = jnp.asarray(jnp.nan)
+        model = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True))
+        if rollout is not None:
+            novelty = prediction_error(learner.dynamics, rollout)
+            buffer = append_rollout(buffer, rollout)
+            if learn_model:
+                learner, model = update_model(learner, buffer, rollout, self.settings)
+        if experience.practice is not None:
+            rollout = imagine_rollout(learner.policy, learner.dynamics, experience.practice)
+        if rollout is None:
+            raise ValueError("an experience needs a rollout or starts to practise from")
+        learner, policy = update_policy(learner, self.cost, rollout, experience.imagined, model, self.settings)
+        return AgentState(learner, buffer), Update(novelty, model, policy)
+
+
+@eqx.filter_jit
+def imagine_rollout(policy, dynamics, imagined: Imagined) -> Rollout:
+    """Trajectories of the model alone, nothing measured added."""
+    return roll_out(policy, dynamics, imagined.starts, previews=imagined.previews)

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from firsthand.logs.csv_file import column_names
+from firsthand.robots.description import ROBOT_DESCRIPTION
 from firsthand.robots.registry import make_robot, make_task
 from firsthand.runs import RunFolder
 from firsthand.simulators import record
@@ -45,7 +46,7 @@ VARIANTS = {
 def random_log(folder: Path, minutes: float) -> Path:
     task = make_task("excavator")
     robot = make_robot("excavator", task, seed=1)
-    config = {"robot": "excavator", "control_spec": json.loads(task.spec.to_json())}
+    config = {"robot": "excavator", ROBOT_DESCRIPTION: robot.description().as_dict()}
     with RunFolder.create(folder / "random", config, provenance={}) as run:
         for number, episode in enumerate(record(robot, minutes, seed=1), start=1):
             run.save_episode(number, episode.arrays(), {})
@@ -102,7 +103,7 @@ def pi_log(folder: Path, minutes: float) -> tuple[Path, float]:
 def run(log: Path | None, practised: bool, excited: bool, seed: int, episodes: int, tick) -> dict:
     changes = {} if practised else {"imagination.practice_episodes": 0}
     config = TrainingConfig.of("excavator", "fast", episodes=episodes, seed=seed, changes=changes)
-    task = config.make_task()
+    task = make_task(config.robot)
     start = prior.gather(task.spec, data=[log] if log else [])
     robot = make_robot("excavator", task, seed=seed)
     trainer = Trainer(robot, config, prior=start)

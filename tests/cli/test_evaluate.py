@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from firsthand.evaluation.oracle import OracleResult, store_oracle
-from firsthand.training.restore import RestoredRun
+from firsthand.training.run import Run
 
 from .conftest import Firsthand
 
@@ -15,11 +15,10 @@ SHAPES = {"circle": 0.0, "square": 0.0, "line": 0.0}
 
 def oracle(run: Path, cache: Path, error: float) -> None:
     """Put an oracle into the processes' cache, as if it had been computed."""
-    restored = RestoredRun.open(run)
+    robot = Run.open(run).find_robot().make()
+    assert robot.plant is not None
     result = OracleResult(random_error=error, shapes_error=error, shapes=SHAPES)
-    plant = restored.robot().plant
-    assert plant is not None
-    store_oracle(result, plant, restored.task, cache / "firsthand" / "oracles")
+    store_oracle(result, robot.plant, robot.task, cache / "firsthand" / "oracles")
 
 
 @pytest.mark.parametrize(("error", "failed"), [pytest.param(99.0, True, marks=pytest.mark.slow), (0.001, False)])

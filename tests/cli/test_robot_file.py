@@ -43,7 +43,10 @@ def test_the_readmes_robot_is_trained_and_found_again(firsthand: Firsthand, tmp_
     elsewhere.mkdir()
     file = file.rename(elsewhere / "my_robot.py")
     file.write_text(file.read_text() + FAILING)
-    evaluated = firsthand("evaluate", run, "--json", cwd=elsewhere)
+    gone = firsthand("evaluate", run, "--json", cwd=elsewhere)
+    assert gone.returncode == 2
+    assert "which does not exist any more; name it where it is now: --robot FILE.py:NAME." in gone.stderr
+    evaluated = firsthand("evaluate", run, "--json", "--robot", "my_robot.py:task", cwd=elsewhere)
     assert evaluated.returncode == 0, evaluated.stderr
     assert f"was in {tmp_path / 'my_robot.py'}; using {file}." in evaluated.stderr
     assert f"{file} has changed since this run was started" in evaluated.stderr

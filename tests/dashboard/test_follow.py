@@ -13,18 +13,20 @@ from firsthand.dashboard.follower import RunFollower
 from firsthand.dashboard.run_list import RunList
 from firsthand.drawing import body_points
 from firsthand.errors import UserError
+from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.runs import RunFolder
 from firsthand.tasks import excavator_task, soft_arm_task
 from firsthand.units import unit_of
 from firsthand_onboard.kinematics import tracked_output
 
-SPEC = excavator_task(steps=6, trajectories=2, hidden=(4,)).spec
+TASK = excavator_task(steps=6, trajectories=2, hidden=(4,))
+SPEC = TASK.spec
 
 
 def config(**more) -> dict:
     settings = {"policy_step": {"eta": 1.0, "epsilon": 0.25}}
     base = {"robot": "excavator", "preset": "paper", "seed": 0, "episodes": 3, "payload_kg": 0.0, "settings": settings}
-    return {**base, "control_spec": json.loads(SPEC.to_json()), **more}
+    return {**base, ROBOT_DESCRIPTION: RobotDescription.of(TASK).as_dict(), **more}
 
 
 def record(rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -4,10 +4,10 @@ import ctypes
 import dataclasses
 import errno
 import hashlib
-import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,12 @@ from firsthand.export.write import policy_and_card
 from firsthand.logs.mcap import read_mcap
 from firsthand.models import Policy
 from firsthand.plants.excavator import ExcavatorFlow
-from firsthand.robots import EpisodeRecord, SimulatedRobot, registry
+from firsthand.robots import EpisodeRecord, registry
+from firsthand.robots.description import ROBOT_DESCRIPTION
 from firsthand.runs import RunFolder, atomic
 from firsthand.tasks import excavator_task
 from firsthand.training import Trainer, TrainingConfig
-from firsthand.training.restore import RestoredRun
+from firsthand.training.run import Run
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.loop import Executor
@@ -293,10 +294,10 @@ def run(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.ROBOTS, "small digger", registry.BuiltIn(small, lambda payload_kg: ExcavatorFlow()))
         config = TrainingConfig.of("small digger", "paper", episodes=2, changes={"model.steps": 5})
-        with RunFolder.create(
-            path, config.as_dict(), provenance={"started_utc": "2026-05-04T13:30:00+00:00"}
-        ) as folder:
-            Trainer(SimulatedRobot(ExcavatorFlow(), config.make_task()), config, folder).train()
+        robot = registry.find_robot("small digger").make()
+        described = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
+        with RunFolder.create(path, described, provenance={"started_utc": "2026-05-04T13:30:00+00:00"}) as folder:
+            Trainer(robot, config, folder).train()
         yield path
 
 
@@ -328,41 +329,30 @@ def test_a_card_stays_with_its_policy(run, tmp_path):
     assert "episode 2 of small" in (tmp_path / "excavator_policy.c.md").read_text()
 
 
-def card_as_if_on(run: Path, robot: str) -> ModelCard:
+def card_as_if_on(run: Path, robot: str, **described: Any) -> ModelCard:
     """The card of the run's first policy, had it been learned on another robot."""
-    restored = RestoredRun.open(run)
-    config = dataclasses.replace(restored.config, robot=robot)
-    return policy_and_card(dataclasses.replace(restored, config=config), 1)[1]
+    read = Run.open(run)
+    config = dataclasses.replace(read.config, robot=robot)
+    description = dataclasses.replace(read.description, **described)
+    return policy_and_card(dataclasses.replace(read, config=config, description=description), 1)[1]
 
 
-def simulator_of(robot: str, folder: Path) -> str:
-    """What describes a learned simulator."""
-    spec = json.loads(excavator_task().spec.to_json())
-    description = {"format": 1, "robot": robot, "control_spec": spec, "command_history": 1, "measurement_history": 0}
-    folder.mkdir()
-    (folder / "simulator.json").write_text(json.dumps(description))
-    return str(folder)
+@pytest.mark.parametrize(
+    ("robot", "kind", "text"),
+    [
+        ("excavator", "simulation", "Policy of excavator, as it ran"),
+        ("excavator-pressure", "simulation", "Policy of excavator, learned on excavator-pressure, as it ran"),
+        ("/gone/imitation", "learned simulator", "Policy of excavator, learned on the learned simulator imitation, as"),
+        ("/gone/my_robot.py:arm", "environment", "Policy of excavator, learned on my_robot-arm, as it ran"),
+    ],
+)
+def test_a_card_says_which_robot_the_policy_was_learned_on(run, robot, kind, text):
+    """Robots with one task, none of which is at hand."""
+    assert card_as_if_on(run, robot, kind=kind).lines()[0].startswith(text)
 
 
-def test_a_card_says_which_robot_the_policy_was_learned_on(run, tmp_path):
-    """Two robots with one task, and a learned simulator of one."""
-    learned = simulator_of("excavator", tmp_path / "imitation")
-    for robot, text in (
-        ("excavator", "Policy of excavator, as it ran"),
-        ("excavator-pressure", "Policy of excavator, learned on excavator-pressure, as it ran"),
-        (learned, "Policy of excavator, learned on the learned simulator imitation, as it ran"),
-    ):
-        assert card_as_if_on(run, robot).lines()[0].startswith(text)
-
-
-def test_a_card_finds_the_angles_of_an_environment_and_of_its_simulator(run, tmp_path):
-    file = tmp_path / "turning.py"
-    file.write_text(
-        "from firsthand.robots.gymnasium import GymnasiumTask\n"
-        "task = GymnasiumTask(env=print, positions=(0,), position_low=-1.0, position_high=1.0, rate=1.0, angles=(1,))\n"
-    )
-    assert card_as_if_on(run, f"{file}:task").angles == ("dipper.position",)
-    assert card_as_if_on(run, simulator_of(f"{file}:task", tmp_path / "imitation")).angles == ("dipper.position",)
+def test_a_card_has_the_angles_of_the_robots_description(run):
+    assert card_as_if_on(run, "/gone/turning.py:task", angles=(1,)).angles == ("dipper.position",)
     assert card_as_if_on(run, "excavator").angles == ()
 
 
@@ -417,15 +407,15 @@ def test_the_log_reads_back_as_it_was(run, tmp_path):
 
 def test_motions_that_only_meet_at_the_same_place_stay_apart(run, tmp_path, monkeypatch):
     """A trajectory that begins where the last one ended, but after other commands, is another motion."""
-    record = RestoredRun.record
+    record = Run.record
 
-    def after_a_reset(self: RestoredRun, episode: int) -> EpisodeRecord:
+    def after_a_reset(self: Run, episode: int) -> EpisodeRecord:
         found = record(self, episode)
         starts = found.starts.copy()
-        starts[1, self.task.spec.layout.command_start :] = 0.0
+        starts[1, self.description.spec.layout.command_start :] = 0.0
         return dataclasses.replace(found, starts=starts)
 
-    monkeypatch.setattr(RestoredRun, "record", after_a_reset)
+    monkeypatch.setattr(Run, "record", after_a_reset)
     (file,) = write_export(run, "mcap", tmp_path)
     assert len(read_mcap(file, excavator_task(trajectories=2, steps=20, hidden=(8,)).spec).series) == 4
 

@@ -18,6 +18,7 @@ from firsthand.logs.base import NO_HISTORY, NO_SUCCESSOR, transitions
 from firsthand.logs.episodes import DID_NOT_HAPPEN
 from firsthand.logs.mcap import schema
 from firsthand.robots import EpisodeRecord
+from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.runs import RunFolder
 from firsthand.training.data import as_rollout
 from firsthand_onboard import ControlSpec
@@ -288,7 +289,11 @@ def episode(spec: ControlSpec, seed: int, starts: np.ndarray | None = None) -> E
 
 
 def store(path: Path, spec: ControlSpec, episodes: list[EpisodeRecord]) -> Path:
-    with RunFolder.create(path, {"control_spec": json.loads(spec.to_json())}, provenance={}) as run:
+    with RunFolder.create(
+        path,
+        {ROBOT_DESCRIPTION: RobotDescription(spec, "m", 1, (0.0,) * len(spec.layout.position), 1.0).as_dict()},
+        provenance={},
+    ) as run:
         for number, record in enumerate(episodes, start=1):
             run.save_episode(number, record.arrays(), {})
     return path

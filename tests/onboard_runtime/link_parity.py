@@ -10,7 +10,7 @@ import numpy as np
 
 from firsthand.robots import EpisodeRecord
 from firsthand.robots.onboard import ExecutorRobot, OnboardRobot
-from firsthand.robots.registry import make_robot
+from firsthand.robots.registry import make_robot, make_task
 from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand.robots.simulated_machine import LockStepMachine, make_plant
 from firsthand.runs.pytrees import to_arrays
@@ -33,7 +33,7 @@ def learned(robot: OnboardRobot, config: TrainingConfig) -> dict[str, np.ndarray
 
 def first_episode(config: TrainingConfig, machine: LockStepMachine) -> tuple[EpisodeRecord, EpisodeRecord]:
     """By the compiled simulation, and by the numpy executor with nothing but the range in its gate."""
-    task = config.make_task()
+    task = make_task(config.robot)
     machine.reset(np.asarray(task.home))
     robots = make_robot("excavator", task), ExecutorRobot(machine, task, GateLimits.wide(task.spec))
     policy = Trainer(robots[0], config).state.policy
@@ -47,7 +47,7 @@ def first_episode(config: TrainingConfig, machine: LockStepMachine) -> tuple[Epi
 def main(address: str) -> None:
     """Print what differs."""
     config = TrainingConfig.of("excavator", "paper", episodes=6, changes={"model.steps": 20})
-    task = config.make_task()
+    task = make_task(config.robot)
     over_link = learned(RemoteRobot(address, task), config)
     disconnect(address)
     machine = LockStepMachine(make_plant("excavator"))

@@ -14,13 +14,13 @@ import pytest
 from cli.conftest import ONE_CORE, SETTINGS, Firsthand
 from firsthand.cli.inspect import Inspect
 from firsthand.errors import UserError
-from firsthand.report.gather import can_go_back
+from firsthand.evaluation import can_go_back
 from firsthand.robots.onboard import ExecutorRobot, set_authority
-from firsthand.robots.registry import make_robot, make_task
+from firsthand.robots.registry import find_robot, make_robot, make_task
 from firsthand.robots.user_file import short_name
 from firsthand.simulators import record
 from firsthand.training.loop import policy_from_arrays
-from firsthand.training.restore import RestoredRun
+from firsthand.training.run import Run
 from firsthand_onboard.gate_limits import GateLimits
 
 from .processes import Process, free_port, random_policy, wait_for
@@ -106,9 +106,10 @@ def test_training_goes_on_after_a_killed_trainer_and_a_killed_onboard_program(fi
         proven = row["episode"] > 1 and row["prediction_error"] < 0.5
         width.append(min(1.0, 1.5 * width[-1]) if proven else width[-1])
     assert [row["authority"] for row in done] == width
-    restored = RestoredRun.open(out)
-    assert restored.robot().authority == width[-1]
-    assert restored.on(f"excavator@tcp/127.0.0.1:{free_port()}").robot().authority == 0.5  # another machine
+    run = Run.open(out)
+    assert run.make_robot(run.find_robot()).authority == width[-1]
+    other = find_robot(f"excavator@tcp/127.0.0.1:{free_port()}")
+    assert run.make_robot(other).authority == 0.5
     shutil.rmtree(out)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from firsthand.cli.results import finish
+from firsthand.cli.results import evaluate_kept, finish
 from firsthand.errors import UserError
 from firsthand.evaluation.oracle import OracleResult
 from firsthand.plants.base import AbstractPlant
@@ -21,11 +21,12 @@ from firsthand.report import figures_of, write_comparison, write_report
 from firsthand.report.gather import gather, reproduction
 from firsthand.report.page import render
 from firsthand.robots import registry
+from firsthand.robots.description import ROBOT_DESCRIPTION
 from firsthand.runs import RunFolder
 from firsthand.tasks import excavator_task
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.origin import InitFrom, TakenLog
-from firsthand.training.restore import RestoredRun
+from firsthand.training.run import Run
 
 HOSTILE = "excavator<script>alert('$x$')</script>&\"quoted\""
 """The name of a robot that must not become a tag, an attribute or a formula."""
@@ -94,8 +95,13 @@ class Page(HTMLParser):
 def train(path: Path, robot: str, episodes: int) -> Path:
     config = TrainingConfig.of(robot, "paper", episodes=episodes, seed=3, changes=SMALL)
     provenance = {"started_utc": "2026-05-04T13:30:00+00:00", "argv": ["</pre><script>alert(2)</script>"]}
-    with RunFolder.create(path, config.as_dict(), provenance=provenance) as run:
-        Trainer(registry.make_robot(robot, config.make_task(), seed=3), config, run).train()
+    made = registry.find_robot(robot, approve=True).make(seed=3)
+    with RunFolder.create(
+        path, {**config.as_dict(), ROBOT_DESCRIPTION: made.description().as_dict()}, provenance=provenance
+    ) as run:
+        Trainer(made, config, run).train()
+    if not made.hardware:
+        evaluate_kept(Run.open(path), made, None)
     return path
 
 
@@ -233,12 +239,10 @@ def test_one_episode_of_a_robot_with_one_output(robots, tmp_path, monkeypatch):
     assert "52.3" not in text  # the paper has no such robot
     assert "mean error (cm)" in text
     # The same robot, if what it tracks is an angle.
-    before = registry.ROBOTS["probe"].make_task
-    monkeypatch.setitem(
-        registry.ROBOTS,
-        "probe",
-        registry.BuiltIn(lambda: dataclasses.replace(before(), unit="rad"), lambda payload_kg: ScalarPlant()),
-    )
+    path = run / "config.json"
+    content = json.loads(path.read_text())
+    content["config"][ROBOT_DESCRIPTION]["unit"] = "rad"
+    path.write_text(json.dumps(content))
     text = words_of(run)
     error = lines(run)[0]["tracking_error"]
     assert f"{error:.{3 if error < 1 else 2}f} rad in the first episode" in text
@@ -250,15 +254,20 @@ def test_one_episode_of_a_robot_with_one_output(robots, tmp_path, monkeypatch):
 
 def test_a_run_without_an_episode_is_said_in_one_sentence(robots, tmp_path):
     config = TrainingConfig.of("probe", "paper", episodes=1)
-    RunFolder.create(tmp_path / "empty", config.as_dict(), provenance={}).close()
+    described = {**config.as_dict(), ROBOT_DESCRIPTION: registry.find_robot("probe").make().description().as_dict()}
+    RunFolder.create(tmp_path / "empty", described, provenance={}).close()
     with pytest.raises(UserError, match=r"no finished episode yet, so there is nothing to report\.$"):
         write_report(tmp_path / "empty")
 
 
-def test_the_oracle_is_shown_and_doubted_where_it_is_beaten(finished, monkeypatch):
-    known = {"random_error": 0.0123, "shapes_error": 1e3, "shapes": {}}
-    monkeypatch.setattr(RestoredRun, "oracle", lambda self: OracleResult(**known))
-    text = words_of(finished)
+def test_the_oracle_is_shown_and_doubted_where_it_is_beaten(copied):
+    run = Run.open(copied)
+    kept = run.kept_episode()
+    assert kept is not None
+    stored = run.evaluation(kept)
+    assert stored is not None
+    run.save_evaluation(kept, stored.evaluation, OracleResult(random_error=0.0123, shapes_error=1e3, shapes={}))
+    text = words_of(copied)
     assert "reaches 1.23 cm" in text
     assert "which is no lower bound" in text
 
@@ -282,7 +291,9 @@ def test_a_machine_is_neither_moved_nor_asked(copied):
     path = copied / "config.json"
     content = json.loads(path.read_text())
     content["config"]["robot"] = f"{HOSTILE}@tcp/127.0.0.1:1"
+    content["config"][ROBOT_DESCRIPTION]["kind"] = "machine"
     path.write_text(json.dumps(content))
+    shutil.rmtree(copied / "evaluations")
     page = write_report(copied).read_text("utf-8")
     headings = re.findall(r"<h2>(.*?)</h2>", page)
     assert headings == [
@@ -293,7 +304,8 @@ def test_a_machine_is_neither_moved_nor_asked(copied):
         "Health",
         "Configuration and provenance",
     ]
-    assert "In episode 2, trajectory 2 the machine was" in Page(page).text
+    assert "In episode 2, trajectory 2 the robot was" in Page(page).text
+    assert "which moves the machine, adds that to the next report" in Page(page).text
 
 
 COUNTED = """
@@ -358,13 +370,13 @@ def test_no_report_moves_hardware_of_a_robot_file(arm, tmp_path):
 def test_a_run_that_proved_no_policy_is_finished_all_the_same(arm, tmp_path, capsys):
     run = train(tmp_path / "run", f"{arm}:short", 1)
     assert not (run / "best.safetensors").exists()
-    finish(run)
+    finish(run, registry.find_robot(f"{arm}:short"))
     said = capsys.readouterr()
     assert "No episode has proven a policy" in said.err
     assert "[/x]: only 3 of 30 steps were followed." in said.out
     assert "[/x]: only 3 of 30 steps were followed." in Page((run / "report" / "index.html").read_text("utf-8")).text
     with pytest.raises(UserError, match=r"no episode of .*run has proven a policy yet; give --episode, or evaluate"):
-        RestoredRun.open(run).policy()
+        Run.open(run).kept_policy()
 
 
 def test_a_comparison_says_which_reference_was_not_followed_to_its_end(arm, tmp_path):
@@ -377,7 +389,7 @@ def test_a_comparison_says_which_reference_was_not_followed_to_its_end(arm, tmp_
 
 
 def test_the_command_for_the_same_run_names_what_it_started_from(finished):
-    restored = RestoredRun.open(finished)
+    restored = Run.open(finished)
     taken = TakenLog("/logs/a b.csv", "0" * 64, rows=9, taken=8)
     origin = {"init_from": InitFrom("/runs/old", 3, "0" * 64, "model"), "data": (taken,)}
     started = dataclasses.replace(restored, config=dataclasses.replace(restored.config, **origin))

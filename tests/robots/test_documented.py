@@ -8,7 +8,7 @@ import pytest
 
 from documented import ROOT, documented_files
 from firsthand.models import Policy
-from firsthand.robots.registry import find_robot, make_robot
+from firsthand.robots.registry import find_robot
 from firsthand_onboard.policy import expected_shapes
 
 PAGE = documented_files("docs/bring_your_robot.md")
@@ -21,8 +21,8 @@ PAGE = documented_files("docs/bring_your_robot.md")
 def test_a_documented_robot_moves(tmp_path: Path, file: str, name: str) -> None:
     (tmp_path / Path(file).name).write_text(PAGE[file] if file in PAGE else (ROOT / file).read_text())
     robot_name = f"{tmp_path / Path(file).name}:{name}"
-    task = find_robot(robot_name).make_task()
-    robot = make_robot(robot_name, task)
+    found = find_robot(robot_name, approve=True)
+    task, robot = found.task, found.make()
     rng = np.random.default_rng(0)
     layers = [(rng.normal(0.0, 0.3 * w[1] ** -0.5, w), np.zeros(b)) for w, b in expected_shapes(task.spec)]
     policy = Policy(tuple((jnp.asarray(weight), jnp.asarray(bias)) for weight, bias in layers), task.spec)

@@ -12,9 +12,8 @@ from gymnasium import spaces
 
 from firsthand.agent import Buffer, append
 from firsthand.errors import UserError
-from firsthand.evaluation import evaluate
+from firsthand.evaluation import can_go_back, evaluate
 from firsthand.models import Policy
-from firsthand.report.gather import can_go_back
 from firsthand.robots import EpisodeRecord
 from firsthand.robots.base import EpisodeAbandoned
 from firsthand.robots.delay import DelayedCommands

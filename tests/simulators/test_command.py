@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from firsthand.cli import main
-from firsthand.training.restore import RestoredRun
+from firsthand.training.run import Run
 
 ROBOT = """
 from firsthand.plants import ScalarPlant
@@ -104,16 +104,16 @@ def test_record_fit_train_evaluate(
     assert "Learning first from what is there" in said
     assert "1800" in said
     run = tmp_path / "runs" / "sim-fast-seed0"
-    config = RestoredRun.open(run).config
+    config = Run.open(run).config
     assert config.robot == str(tmp_path / "sim")
     assert (config.data[0].taken, config.data[0].path) == (1800, str(log))
 
     errors = {}
-    for on in ((), ("--on", robot)):
+    for on in ((), ("--robot", robot)):
         assert call("evaluate", run, "--json", *on) == 0
         errors[on] = json.loads(capsys.readouterr().out)["mean_error"]
-    assert errors[()] != errors["--on", robot]
-    assert call("evaluate", run, "--on", "excavator") == 2
+    assert errors[()] != errors["--robot", robot]
+    assert call("evaluate", run, "--robot", "excavator") == 2
     assert "cannot run on excavator: kinematics." in capsys.readouterr().err
 
     # What a run started from stays as it was.
@@ -127,13 +127,13 @@ def test_record_fit_train_evaluate(
     assert f"{run} cannot be started from, because its robot is another: kinematics." in capsys.readouterr().err
 
     # A simulator that is fitted anew is noticed, and so is one that is gone.
-    description["control_spec"]["period_s"] = 0.05
+    description["robot_description"]["control_spec"]["period_s"] = 0.05
     Path("sim/simulator.json").write_text(json.dumps(description))
     assert call("evaluate", run) == 2
     assert "period_s is 0.05 there and 0.1 here" in capsys.readouterr().err
     shutil.rmtree("sim")
     assert call("evaluate", run) == 2
-    assert "the learned simulator in" in capsys.readouterr().err
+    assert "simulator.json, which does not exist any more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from firsthand.plants import DelayedDoubleIntegrator, check_plant
 from firsthand.plants.learned import LearnedPlant
 from firsthand.plants.learned.plant import input_size
 from firsthand.robots import SimulatedRobot
+from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.registry import find_robot, make_task
 from firsthand.simulators import FitSettings, StoredSimulator, fit, open_loop, record
 from firsthand.simulators.data import Windows, split
@@ -184,12 +185,20 @@ def stored(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     series = Series(rng.normal(size=(50, 8)).astype(np.float32), rng.uniform(-1, 1, (49, 4)).astype(np.float32))
     plant = make_untrained_plant(spec, [series], FitSettings(hidden=(4,)))
-    save(tmp_path / "sim", plant, robot="excavator", data=[], settings=FitSettings(hidden=(4,)), accuracy=[])
+    save(
+        tmp_path / "sim",
+        plant,
+        robot="excavator",
+        description=described(),
+        data=[],
+        settings=FitSettings(hidden=(4,)),
+        accuracy=[],
+    )
     return tmp_path / "sim"
 
 
 def test_a_simulator_comes_back_bit_for_bit(stored: Path) -> None:
-    source = find_robot(str(stored))
+    source = find_robot(str(stored)).source
     assert isinstance(source, StoredSimulator)
     task = source.make_task()
     assert task.spec == make_task("excavator").spec
@@ -205,12 +214,15 @@ def test_a_simulator_comes_back_bit_for_bit(stored: Path) -> None:
     with pytest.raises(UserError, match="cannot carry any"):
         source.make_robot(task, payload_kg=100.0, seed=0)
     with pytest.raises(UserError, match="already holds a simulator"):
-        save(stored, plant, robot="excavator", data=[], settings=SETTINGS, accuracy=[])
+        save(stored, plant, robot="excavator", description=described(), data=[], settings=SETTINGS, accuracy=[])
+
+
+def described() -> RobotDescription:
+    return RobotDescription.of(make_task("excavator"), kind="simulation")
 
 
 def use(stored: Path) -> None:
-    source = find_robot(str(stored))
-    source.make_robot(source.make_task(), payload_kg=0.0, seed=0)
+    find_robot(str(stored)).make()
 
 
 def edit(stored: Path, **changes: object) -> None:
@@ -220,11 +232,18 @@ def edit(stored: Path, **changes: object) -> None:
 
 def test_a_simulator_that_cannot_be_used_says_why(stored: Path) -> None:
     description = (stored / "simulator.json").read_bytes()
-    spec = json.loads(description)["control_spec"]
+    described = json.loads(description)["robot_description"]
+    spec = described["control_spec"]
     for changes, words in [
         ({"robot": "digger"}, "imitates 'digger', whose task is needed and cannot be had: There is no robot"),
-        ({"control_spec": {**spec, "period_s": 0.05}}, "has changed since: period_s is 0.05 there and 0.04 here"),
-        ({"control_spec": {**spec, "period_s": "x"}}, "period_s is 'x', but must be a number"),
+        (
+            {ROBOT_DESCRIPTION: {**described, "control_spec": {**spec, "period_s": 0.05}}},
+            "has changed since: period_s is 0.05 there and 0.04 here",
+        ),
+        (
+            {ROBOT_DESCRIPTION: {**described, "control_spec": {**spec, "period_s": "x"}}},
+            "period_s is 'x', but must be a number",
+        ),
         ({"command_history": "three"}, "command_history is 'three'"),
         ({"format": 2}, "has a format that this version"),
         ({"weights_sha256": "0"}, "its SHA-256 is another"),

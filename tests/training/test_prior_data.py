@@ -15,6 +15,7 @@ from firsthand.errors import UserError
 from firsthand.logs.csv_file import column_names
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import SimulatedRobot
+from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.runs import RunFolder
 from firsthand.runs.pytrees import to_arrays
 from firsthand.tasks import Task
@@ -69,7 +70,7 @@ def log(task: Task, tmp_path: Path) -> Path:
 def start(task: Task, prior: Prior, path: Path, settings: Settings = HYPER) -> Trainer:
     """A new run, as `firsthand train` makes it; the robot's name is not used."""
     config = TrainingConfig("excavator", "fast", settings, EPISODES, init_from=prior.init, data=prior.logs)
-    stored = {**config.as_dict(), "control_spec": json.loads(task.spec.to_json())}
+    stored = {**config.as_dict(), ROBOT_DESCRIPTION: RobotDescription.of(task).as_dict()}
     run = RunFolder.create(path, stored, provenance={}, data=prior.files())
     return Trainer(SimulatedRobot(ScalarPlant(), task), config, run, prior=prior)
 
@@ -199,7 +200,7 @@ def test_what_cannot_be_started_from(task: Task, log: Path, tmp_path: Path) -> N
     larger = HYPER.with_changes({"model.hidden": (17,)})
     with pytest.raises(UserError, match=r"the dynamics of .* does not fit this run's"):
         start(task, prior, tmp_path / "run", larger)
-    RunFolder.create(tmp_path / "new", {"control_spec": json.loads(task.spec.to_json())}, provenance={}).close()
+    RunFolder.create(tmp_path / "new", {ROBOT_DESCRIPTION: RobotDescription.of(task).as_dict()}, provenance={}).close()
     with pytest.raises(UserError, match="has no finished episode"):
         gather(task.spec, init_from=tmp_path / "new")
     log.write_text(log.read_text().replace(",0.", ",9.").replace(",-", ",9"))

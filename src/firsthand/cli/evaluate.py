@@ -2,7 +2,7 @@
 
 import json
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +26,8 @@ class Evaluate:
     """Take the result of the last update, which has not run on the robot yet."""
     speed: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """Speed along the references in m/s, or in the task's own unit; by default the task's (0.5 for the excavator)."""
-    on: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
-    """Follow them with another robot of the same control specification: the one a simulator imitates, for example."""
+    robot: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
+    """The robot, where the run's own has moved; or another one of the same control specification."""
     authority: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """For a robot across the network: share of the command range; by default what the run's last episode used."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -41,27 +41,38 @@ class Evaluate:
             raise UserError(f"--newest and --episode {self.episode} name two policies; give one of them.")
         from ..evaluation import evaluate
         from ..robots.onboard import set_authority
+        from ..robots.registry import find_robot
+        from ..robots.user_file import short_name
         from ..runs import plain
-        from ..training.restore import RestoredRun
-        from .results import oracle_beside, oracle_of, print_evaluation
+        from ..training.run import Run
+        from ..units import unit_of
+        from .results import evaluate_kept, find_oracle, oracle_failed, print_evaluation
 
-        restored = RestoredRun.open(self.run_folder)
-        policy = restored.newest_policy() if self.newest else restored.policy(self.episode)
-        if self.on is not None:
-            restored = restored.on(self.on)
-        check_speed(self.speed, restored.task)
-        with closing(restored.robot()) as robot:
+        run = Run.open(self.run_folder)
+        policy = self._policy(run)
+        found = run.find_robot() if self.robot is None else find_robot(self.robot, approve=True)
+        check_speed(self.speed, found.task)
+        with closing(run.make_robot(found)) as robot:
             set_authority(robot, self.authority)
-            result = evaluate(robot, policy, speed=self.speed)
-        oracle = oracle_beside(result, oracle_of(restored, compute=self.oracle, speed=self.speed))
+            oracle = find_oracle(robot, compute=self.oracle, speed=self.speed)
+            own_robot = short_name(found.name) == short_name(run.config.robot)
+            if own_robot and self.speed is None and self.episode is None and not self.newest:
+                _, result = evaluate_kept(run, robot, oracle)
+            else:
+                result = evaluate(robot, policy, speed=self.speed)
         if self.json:
-            data = result.as_dict()
+            data = {"unit": found.task.unit, **result.as_dict()}
             if oracle is not None:
-                data["oracle"] = oracle
+                data["oracle"] = {**asdict(oracle), "failed": oracle_failed(result, oracle)}
             print(json.dumps(plain.values(data, nonfinite="null"), indent=2, allow_nan=False))
         else:
-            print_evaluation(restored, result, oracle)
+            print_evaluation(found.name, unit_of(found.task.unit), result, oracle)
         return 0
+
+    def _policy(self, run: Any) -> Any:
+        if self.newest:
+            return run.newest_policy()
+        return run.kept_policy() if self.episode is None else run.policy(self.episode)
 
 
 def check_speed(speed: float | None, task: Any) -> None:

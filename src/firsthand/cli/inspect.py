@@ -35,18 +35,19 @@ class Inspect:
         from ..inspection import InspectionSettings, conclude, excite, write_inspection
         from ..inspection.plan import make_plan, usual_minutes
         from ..robots.onboard import set_authority
-        from ..robots.registry import make_robot, make_task
+        from ..robots.registry import find_robot
         from ..robots.user_file import short_name
         from ..training.display import say
 
         settings = InspectionSettings(1.0 if self.minutes is None else self.minutes, self.amplitude, self.seed)
-        task = make_task(self.robot)
+        found = find_robot(self.robot, approve=True)
+        task = found.task
         if self.minutes is None:
             settings = replace(settings, minutes=usual_minutes(task.spec))
         plan = make_plan(settings, task.spec)
         folder = self.out or Path("inspections") / short_name(self.robot)
         _check_writable(folder)
-        robot = make_robot(self.robot, task, seed=self.seed)
+        robot = found.make(seed=self.seed)
         set_authority(robot, self.authority)
         if self.amplitude > (given := robot.authority):
             raise UserError(

@@ -39,11 +39,12 @@ class Machine:
         from firsthand_onboard.cli import run_plant
         from firsthand_onboard.spec import SpecError
 
-        from ..robots.registry import make_task
-        from ..robots.simulated_machine import make_plant
+        from ..robots.registry import find_robot
+        from ..robots.simulated_machine import plant_of
 
+        found = find_robot(self.robot, approve=True)
         if self.spec:
-            print(make_task(self.robot).spec.to_json())
+            print(found.task.spec.to_json())
             return 0
         for name in ("speed", "timeout"):
             if not getattr(self, name) > 0:
@@ -53,6 +54,6 @@ class Machine:
         if not 0 <= self.payload <= HEAVIEST_KG:  # NaN is not inside either
             raise UserError(f"payload is {self.payload} kg, but must lie between 0 and {HEAVIEST_KG:.0f}.")
         try:
-            return run_plant(make_plant(self.robot, payload_kg=self.payload, seed=self.seed), Namespace(**vars(self)))
+            return run_plant(plant_of(found, payload_kg=self.payload, seed=self.seed), Namespace(**vars(self)))
         except SpecError as error:
             raise UserError(f"{error}.") from None

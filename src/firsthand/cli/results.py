@@ -1,9 +1,8 @@
 """What is shown after training and by `firsthand evaluate`."""
 
+import shlex
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,22 +12,24 @@ from rich.table import Table
 
 from ..cache import cache_folder
 from ..errors import UserError
-from ..evaluation import Evaluation, evaluate
-from ..evaluation.oracle import OracleBudget, store_oracle, train_oracle
+from ..evaluation import Evaluation, can_go_back
+from ..evaluation.oracle import OracleBudget, OracleResult, cached_oracle, store_oracle, train_oracle
 from ..evaluation.published import published
+from ..report.gather import first_middle_last, kept_policy_name
+from ..robots import AbstractRobot
+from ..robots.registry import NamedRobot
 from ..training.display import say
 from ..training.prior import Prior
-from ..training.restore import RestoredRun
-from ..units import METRES, unit_of
+from ..training.run import Run
+from ..units import METRES, Unit, unit_of
 
 
-def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str, Any] | None) -> None:
+def print_evaluation(robot: str, unit: Unit, result: Evaluation, oracle: OracleResult | None) -> None:
     """The metrics of table 1, per reference and together, beside the paper's columns."""
     # No frame, so that it fits into 80 columns also while errors are metres.
-    title = f"{escape(restored.config.robot)}: references the learner never saw"
+    title = f"{escape(robot)}: references the learner never saw"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
-    unit = unit_of(restored.task.unit)
     shown = escape(unit.shown)
     speeds, errors = (f"v avg\n{shown}/s", f"v max\n{shown}/s"), (f"error\nmean {shown}",)
     for heading in (*speeds, *errors, f"error\nmax {shown}", "ρ\ns", "|Δu|\n", "limit\nhits"):
@@ -46,7 +47,7 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
             f"{m.command_change:.4f}",
             str(m.limit_hits),
         )
-    others = published(restored.config.robot)
+    others = published(robot)
     if others:
         table.add_section()
     for name, (v_avg, v_max, mean, largest, rho) in others.items():
@@ -59,33 +60,33 @@ def print_evaluation(restored: RestoredRun, result: Evaluation, oracle: dict[str
     if oracle is not None:
         console.print(
             "Oracle (this policy class, trained with the true gradients): "
-            f"{unit.with_unit(oracle['shapes_error'])} on these references, "
-            f"{unit.with_unit(oracle['random_error'])} on random ones."
+            f"{unit.with_unit(oracle.shapes_error)} on these references, "
+            f"{unit.with_unit(oracle.random_error)} on random ones."
         )
-        if oracle["failed"]:
+        if oracle_failed(result, oracle):
             console.print("The policy is better than the oracle, which is no lower bound: its budget is limited.")
 
 
-def oracle_beside(result: Evaluation, oracle: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The oracle with `failed`: nothing can beat the best possible, so when a policy does, the oracle is not that."""
-    if oracle is None:
-        return None
-    return {**oracle, "failed": bool(result.overall.mean_error < oracle["shapes_error"])}
+def oracle_failed(result: Evaluation, oracle: OracleResult) -> bool:
+    """Nothing can beat the best possible, so when a policy does, the oracle is not that."""
+    return bool(result.overall.mean_error < oracle.shapes_error)
 
 
-def oracle_of(restored: RestoredRun, *, compute: bool, speed: float | None = None) -> dict[str, Any] | None:
-    """The oracle for a run's robot, from the cache, or computed now; None when it is not known.
+def find_oracle(robot: AbstractRobot, *, compute: bool, speed: float | None = None) -> OracleResult | None:
+    """The oracle for a robot, from the cache, or computed now; None when it is not known.
 
     An oracle is known for the task's own evaluation speed only.
     """
-    if speed is not None and speed != restored.task.evaluation_speed:
+    task, plant = robot.task, robot.plant
+    if speed is not None and speed != task.evaluation_speed:
         return None
-    known = restored.oracle()
-    robot = restored.robot()
+    if plant is None:
+        if compute:
+            raise UserError(f"--oracle needs a simulated robot with known gradients, which {task.name} is not.")
+        return None
+    folder, budget = cache_folder() / "oracles", OracleBudget()
+    known = cached_oracle(plant, task, folder)
     if known is None and compute:
-        if robot.plant is None:
-            raise UserError(f"--oracle needs a simulated robot with known gradients; {restored.config.robot} is none.")
-        plant, budget = robot.plant, OracleBudget()
         columns = (
             TextColumn("training the oracle"),
             BarColumn(),
@@ -98,9 +99,9 @@ def oracle_of(restored: RestoredRun, *, compute: bool, speed: float | None = Non
             def show(iteration: int, cost: float) -> None:
                 progress.update(bar, completed=iteration, cost=f"cost {cost:.5f}")
 
-            _, known = train_oracle(plant, restored.task, budget, progress=show)
-        store_oracle(known, plant, restored.task, cache_folder() / "oracles", budget)
-    return None if known is None else asdict(known)
+            _, known = train_oracle(plant, task, budget, progress=show)
+        store_oracle(known, plant, task, folder, budget)
+    return known
 
 
 def print_prior(prior: Prior) -> None:
@@ -126,20 +127,36 @@ def print_prior(prior: Prior) -> None:
     say("The model learns from them before the first episode; that takes a minute or so.")
 
 
-def finish(path: Path) -> None:
+def evaluate_kept(run: Run, robot: AbstractRobot, oracle: OracleResult | None) -> tuple[str, Evaluation]:
+    """Evaluate the kept policy, or the last where nothing is proven, and keep what came out; its name and result.
+
+    Where the robot cannot come to harm, an early and a middle policy follow the references, too: the report shows what
+    was learned.
+    """
+    episodes = run.episodes()
+    name, last = kept_policy_name(run, episodes[-1])
+    if can_go_back(robot):
+        for episode in first_middle_last(episodes)[:2]:
+            if episode != last and run.evaluation(episode) is None:
+                run.evaluate(robot, episode)
+    return name, run.evaluate(robot, last, oracle)
+
+
+def finish(path: Path, found: NamedRobot) -> None:
     """After training: evaluate the kept policy, print the table, write the report; a machine is not moved for that."""
     from ..report import write_report
-    from ..report.gather import can_go_back, kept, not_moved
 
-    restored = RestoredRun.open(path)
-    with closing(restored.robot()) as robot:
-        name, policy = kept(restored, restored.episodes()[-1])
-        result = evaluate(robot, policy) if can_go_back(robot) else None
-    if result is None:
-        say(not_moved(path))
-        print(f"Report: {write_report(path)}")
-        return
-    if restored.kept_episode() is None:
-        say(f"No episode has proven a policy: in each, half of the steps or more do not count. This is {name}.")
-    print_evaluation(restored, result, oracle_beside(result, oracle_of(restored, compute=False)))
+    run = Run.open(path)
+    with closing(run.make_robot(found)) as robot:
+        if can_go_back(robot):
+            oracle = find_oracle(robot, compute=False)
+            name, result = evaluate_kept(run, robot, oracle)
+            if run.kept_episode() is None:
+                say(f"No episode has proven a policy: in each, half of the steps or more do not count. This is {name}.")
+            print_evaluation(run.config.robot, unit_of(run.description.unit), result, oracle)
+        else:
+            say(
+                "The machine is not moved for an evaluation unless that is asked for: "
+                f"firsthand evaluate {shlex.quote(str(path))} follows the references on it."
+            )
     print(f"Report: {write_report(path)}")

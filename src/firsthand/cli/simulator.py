@@ -45,20 +45,20 @@ class Record:
         with atomic.reading(self.out):
             if (self.out / "config.json").exists():
                 raise UserError(f"{self.out} already holds a run or a recording; give another --out.")
+        from ..robots.description import ROBOT_DESCRIPTION
         from ..robots.onboard import set_authority
-        from ..robots.registry import make_robot, make_task
-        from ..robots.user_file import absolute_name
+        from ..robots.registry import find_robot
         from ..runs import RunFolder, provenance
         from ..simulators import record
 
-        task = make_task(self.robot)
-        config = {
-            "robot": absolute_name(self.robot),
-            "recording": {"minutes": self.minutes, "seed": self.seed, "payload_kg": self.payload},
-            "control_spec": json.loads(task.spec.to_json()),
-        }
-        robot = make_robot(self.robot, task, payload_kg=self.payload, seed=self.seed)
+        found = find_robot(self.robot, approve=True)
+        robot = found.make(payload_kg=self.payload, seed=self.seed)
         set_authority(robot, self.authority)
+        config = {
+            "robot": found.name,
+            "recording": {"minutes": self.minutes, "seed": self.seed, "payload_kg": self.payload},
+            ROBOT_DESCRIPTION: robot.description().as_dict(),
+        }
         with (
             closing(robot),
             RunFolder.create(self.out, config, provenance=provenance.collect()) as run,
@@ -100,16 +100,14 @@ class Fit:
             raise UserError("simulator fit needs at least one log: a run folder, a .csv or an .mcap file.")
         given = {name: getattr(self, name) for name in ("steps", "rollout_steps") if getattr(self, name) is not None}
         from ..logs import read_log
-        from ..robots.registry import make_task
-        from ..robots.user_file import absolute_name
         from ..simulators import FitSettings, fit, open_loop
         from ..simulators.data import split
         from ..simulators.folder import check_free, save
 
         settings = FitSettings(seed=self.seed, **given)
         check_free(self.out)
-        robot = absolute_name(self.robot) if self.robot else _robot_of(self.logs)
-        spec = make_task(robot).spec
+        robot, description = _robot_of(self.logs) if self.robot is None else _named_robot(self.robot)
+        spec = description.spec
         logs = [read_log(path, spec) for path in self.logs]
         _print_logs(logs)
         learned, held = split([series for log in logs for series in log.series], spec.period_s)
@@ -133,7 +131,7 @@ class Fit:
             }
             for log in logs
         ]
-        save(self.out, plant, robot=robot, data=data, settings=settings, accuracy=accuracy)
+        save(self.out, plant, robot=robot, description=description, data=data, settings=settings, accuracy=accuracy)
         minutes = sum(log.usable for log in logs) * spec.period_s / 60
         if self.json:
             print(json.dumps({"minutes": minutes, "accuracy": [one.as_dict() for one in accuracy]}, indent=2))
@@ -154,8 +152,17 @@ class Simulator:
         return self.command.run()
 
 
-def _robot_of(logs: tuple[Path, ...]) -> str:
-    """The robot of the first run folder among the logs."""
+def _named_robot(name: str) -> tuple[str, Any]:
+    """The robot's name as it is kept, and its description."""
+    from ..robots.registry import find_robot
+
+    found = find_robot(name, approve=True)
+    return found.name, found.make().description()
+
+
+def _robot_of(logs: tuple[Path, ...]) -> tuple[str, Any]:
+    """Name and description of the robot of the first run folder among the logs; the robot itself is not needed."""
+    from ..robots.description import RobotDescription
     from ..runs import RunFolder, atomic
 
     for path in logs:
@@ -164,9 +171,9 @@ def _robot_of(logs: tuple[Path, ...]) -> str:
                 raise UserError(f"{path} does not exist.")
             is_folder = path.is_dir()
         if is_folder:
-            robot = RunFolder.open(path).config.get("robot")
-            if isinstance(robot, str):
-                return robot
+            config = RunFolder.open(path).config
+            if isinstance(robot := config.get("robot"), str):
+                return robot, RobotDescription.of_config(config, str(path / "config.json"))
     raise UserError(f"{logs[0]} does not say which robot it is of; give --robot.")
 
 

@@ -63,6 +63,8 @@ class Train:
 
     def run(self) -> int:
         """Train, evaluate, report."""
+        from ..robots.description import ROBOT_DESCRIPTION
+        from ..robots.registry import find_robot
         from ..runs import RunFolder, provenance
         from ..training import TrainingConfig
         from ..training.guard import check_way_to_ask
@@ -80,8 +82,9 @@ class Train:
 
             tensorboard.check_installed()
         # Also when resuming: a misspelt robot is said before a missing folder.
+        found = find_robot(self.robot, approve=True)
         config = TrainingConfig.of(
-            self.robot,
+            found.name,
             self.preset or "fast",
             episodes=self.episodes,
             seed=self.seed or 0,
@@ -92,20 +95,21 @@ class Train:
         if self.init is not None and self.init_from is None:
             raise UserError(f"init is {self.init!r}, but there is no --init-from to take it from.")
         if self.resume:
-            run, config = self._open(path)
+            run, config = self._open(path, found)
             prior, made = Prior.of_run(run, config), None
         else:
-            prior = gather(config.make_task().spec, **self._origin())
+            prior = gather(found.task.spec, **self._origin())
             print_prior(prior)
             config = dataclasses.replace(config, init_from=prior.init, data=prior.logs)
-            made = self._robot(config)  # before there is a folder: what does not fit the robot leaves none behind
-            run = RunFolder.create(path, config.as_dict(), provenance=provenance.collect(), data=prior.files())
+            made = self._robot(config, found)  # before there is a folder: what does not fit it leaves none behind
+            stored = {**config.as_dict(), ROBOT_DESCRIPTION: made[0].description().as_dict()}
+            run = RunFolder.create(path, stored, provenance=provenance.collect(), data=prior.files())
         with run:
-            robot, guards = made or self._robot(config)
+            robot, guards = made or self._robot(config, found)
             with contextlib.closing(robot):
                 code = self._train(run, config, robot, guards, prior)
         if code == 0 and not self.no_report:
-            finish(run.path)
+            finish(run.path, found)
         return code
 
     def _train(self, run: Any, config: Any, robot: Any, guards: tuple[Any, ...], prior: Any) -> int:
@@ -155,11 +159,9 @@ class Train:
         """What to start from, as `gather` takes it."""
         return {"init_from": self.init_from, "init": self.init or "both", "data": self.data}
 
-    def _robot(self, config: Any) -> tuple[Any, tuple[Any, ...]]:
+    def _robot(self, config: Any, found: Any) -> tuple[Any, tuple[Any, ...]]:
         """The robot, and what looks after it."""
-        from ..robots.registry import make_robot
-
-        robot = make_robot(config.robot, config.make_task(), payload_kg=config.payload_kg, seed=config.seed)
+        robot = found.make(payload_kg=config.payload_kg, seed=config.seed)
         return robot, self._guards(robot)
 
     def _guards(self, robot: Any) -> tuple[Any, ...]:
@@ -208,10 +210,11 @@ class Train:
     def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def _open(self, path: Path):
+    def _open(self, path: Path, found: Any):
         """The run to resume and its configuration, after checking that what was given fits it."""
         from ..robots.address import is_address
-        from ..robots.user_file import absolute_name, short_name
+        from ..robots.description import ROBOT_DESCRIPTION, RobotDescription
+        from ..robots.user_file import robot_file_notes, short_name
         from ..runs import RunFolder, atomic, provenance
         from ..training import TrainingConfig, preset
         from ..training.display import say
@@ -225,10 +228,11 @@ class Train:
                 raise
             raise UserError(f"{str(error).removesuffix('.')}; leave out --resume to start a run there.") from None
         try:
-            robot = absolute_name(self.robot)
-            moved = robot if short_name(robot) == short_name(str(run.config.get("robot"))) else None
-            stored = TrainingConfig.from_dict(run.config, f"{path / 'config.json'}", robot=moved)
-            for note in stored.robot_notes():
+            where = f"{path / 'config.json'}"
+            stored = TrainingConfig.from_dict(run.config, where)
+            before, now = RobotDescription.of_config(run.config, where), RobotDescription.of(found.task)
+            same_name = short_name(found.name) == short_name(stored.robot)
+            for note in robot_file_notes(before.file, found.file) if same_name else ():
                 say(note)
             done = max(run.checkpoints(), default=0)
             if self.episodes is not None and self.episodes < done:
@@ -238,16 +242,18 @@ class Train:
             base = stored.settings if self.preset in (None, stored.preset) else preset(self.preset)
             wanted = dataclasses.replace(
                 stored,
-                robot=robot,
+                robot=found.name,
                 settings=base.with_changes(given_settings(self.settings)),
                 episodes=max(stored.episodes, done) if self.episodes is None else self.episodes,
                 payload_kg=stored.payload_kg if self.payload is None else self.payload,
                 **self._given(("preset", "seed")),
             )
             # A robot file may move and change; what matters of it is in the control specification.
-            may_move = moved and (stored.robot_file or is_address(robot))
-            ignore = ("episodes", "unit", "robot_file", "robot") if may_move else ("episodes", "unit")
-            run.check_same_config(wanted.as_dict(), ignore=ignore)
+            may_move = same_name and (before.file is not None or is_address(found.name))
+            robot, compared = now.as_dict(), ("control_spec", "trajectories")
+            ignore = ["episodes", *(["robot"] if may_move else [])]
+            ignore += [f"{ROBOT_DESCRIPTION}.{name}" for name in robot if name not in compared]
+            run.check_same_config({**wanted.as_dict(), ROBOT_DESCRIPTION: robot}, ignore=ignore)
             for change in provenance.differences(run.provenance, provenance.collect()):
                 say(f"Note: {change} The run goes on, but not bit for bit as it would have.")
         except BaseException:

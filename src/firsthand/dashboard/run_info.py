@@ -1,17 +1,16 @@
 """What a run's configuration tells the page."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.spec import SpecError
 
 from ..control.machine import address_of
 from ..errors import UserError
-from ..units import METRES, Unit, unit_of
+from ..robots.description import RobotDescription
+from ..units import Unit, unit_of
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,10 @@ class RunInfo:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "RunInfo":
         """Read the `config` of config.json; `UserError` when this version cannot read it."""
+        if "recording" in config:
+            raise UserError("this is a recording, not a training run: there is no learning to watch.")
         try:
-            step = config["settings"]["policy_step"]
+            step, description = config["settings"]["policy_step"], RobotDescription.of_config(config)
             payload = float(config.get("payload_kg", 0.0))
             return cls(
                 robot=str(config["robot"]),
@@ -42,12 +43,10 @@ class RunInfo:
                 seed=int(config["seed"]),
                 episodes=int(config["episodes"]),
                 payload=f"{payload:g} kg" if payload else "",
-                unit=unit_of(str(config.get("unit", METRES.name))),
-                spec=ControlSpec.from_json(json.dumps(config["control_spec"])),
+                unit=unit_of(description.unit),
+                spec=description.spec,
                 step_bound=float(step["eta"]) / (2 * math.sqrt(float(step["epsilon"]))),
                 address=address_of(str(config["robot"])),
             )
-        except (KeyError, TypeError, ValueError, SpecError, ZeroDivisionError) as error:
-            if "recording" in config:
-                raise UserError("this is a recording, not a training run: there is no learning to watch.") from None
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise UserError(f"config.json was written by another version of firsthand ({error!r}).") from None

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from firsthand_onboard import ControlSpec
+
 from ..models import Policy
 from ..robots.base import AbstractRobot, EpisodeRecord
 from ..tasks.base import EvaluationReference
@@ -22,6 +24,14 @@ class Evaluation:
     overall: TrackingMetrics
     """The metrics over all steps of all references."""
 
+    @staticmethod
+    def of(
+        spec: ControlSpec, references: tuple[EvaluationReference, ...], records: tuple[EpisodeRecord, ...]
+    ) -> "Evaluation":
+        """The evaluation that follows from what the robot did."""
+        metrics = tuple(tracking_metrics(spec, (record,)) for record in records)
+        return Evaluation(references, records, metrics, tracking_metrics(spec, records))
+
     def as_dict(self) -> dict[str, Any]:
         """The overall metrics, and the same per reference under `references`."""
         each = {r.name: m.as_dict() for r, m in zip(self.references, self.metrics, strict=True)}
@@ -37,10 +47,13 @@ class Evaluation:
         return notes
 
 
+def can_go_back(robot: AbstractRobot) -> bool:
+    """Whether a policy that was bad can be run again without harm: not on a machine that is no simulation."""
+    return not robot.hardware or robot.can_reset
+
+
 def evaluate(robot: AbstractRobot, policy: Policy, *, speed: float | None = None) -> Evaluation:
     """Follow every evaluation reference from rest; `speed` is the task's own unless given."""
     task = robot.task
     references = task.evaluation(task.evaluation_speed if speed is None else speed)
-    records = robot.follow(policy, references)
-    metrics = tuple(tracking_metrics(task.spec, (record,)) for record in records)
-    return Evaluation(references, records, metrics, tracking_metrics(task.spec, records))
+    return Evaluation.of(task.spec, references, robot.follow(policy, references))

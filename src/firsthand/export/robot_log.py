@@ -14,27 +14,27 @@ from firsthand_onboard.kinematics import tracked_output
 from ..errors import UserError
 from ..logs.mcap import TOPIC, schema
 from ..robots import EpisodeRecord
-from ..training.restore import RestoredRun
+from ..training.run import Run
 
 PAUSE_S = 10.0
 """Time between two motions in the file that do not continue each other, so that nobody takes them for one."""
 
 
-def mcap_log(restored: RestoredRun) -> bytes:
+def mcap_log(run: Run) -> bytes:
     """Every step that happened, as a message on `firsthand/step`."""
     try:
         from mcap.writer import Writer
     except ImportError:
         raise UserError("export to MCAP needs the package mcap: pip install 'firsthand[mcap]'.") from None
-    spec, stream = restored.task.spec, io.BytesIO()
+    spec, stream = run.description.spec, io.BytesIO()
     writer = Writer(stream)
     writer.start(profile="", library="firsthand")
     kind = writer.register_schema(TOPIC, "jsonschema", json.dumps(_described(spec)).encode())
     channel = writer.register_channel(TOPIC, "json", kind, {"robot": spec.robot})
-    began = _began(restored)
+    began = _began(run)
     time = 0.0
-    for episode in restored.episodes():
-        for content, last in _steps(spec, restored.record(episode), episode):
+    for episode in run.episodes():
+        for content, last in _steps(spec, run.record(episode), episode):
             stamp = round((began + time) * 1e9)
             data = json.dumps({"time": round(time, 6), **content}).encode()
             writer.add_message(channel, log_time=stamp, publish_time=stamp, data=data)
@@ -56,10 +56,10 @@ def _described(spec: ControlSpec) -> dict[str, Any]:
     return known
 
 
-def _began(restored: RestoredRun) -> float:
+def _began(run: Run) -> float:
     """Seconds since 1970 at which the run began; 0 when the run does not say."""
     try:
-        return datetime.fromisoformat(str(restored.folder.provenance.get("started_utc"))).timestamp()
+        return datetime.fromisoformat(str(run.folder.provenance.get("started_utc"))).timestamp()
     except ValueError:
         return 0.0
 

@@ -9,12 +9,9 @@ from pathlib import Path
 from firsthand_onboard.policy import Layer, policy_to_bytes
 
 from ..errors import UserError, suggest
-from ..robots.gymnasium import GymnasiumTask
-from ..robots.registry import find_robot
-from ..robots.user_file import short_name, simulator_file
+from ..robots.user_file import short_name
 from ..runs import atomic
-from ..simulators import StoredSimulator
-from ..training.restore import RestoredRun
+from ..training.run import Run
 from .c_source import c_files, identifier
 from .card import ModelCard
 from .onnx_graph import onnx_model
@@ -23,19 +20,19 @@ from .robot_log import mcap_log
 Files = dict[str, bytes]
 
 
-def _c(restored: RestoredRun, layers: list[Layer], card: ModelCard) -> Files:
-    return {name: text.encode() for name, text in c_files(restored.task.spec, layers, card).items()}
+def _c(run: Run, layers: list[Layer], card: ModelCard) -> Files:
+    return {name: text.encode() for name, text in c_files(run.description.spec, layers, card).items()}
 
 
-def _onnx(restored: RestoredRun, layers: list[Layer], card: ModelCard) -> Files:
-    return {f"{identifier(card.robot)}_policy.onnx": onnx_model(restored.task.spec, layers, card)}
+def _onnx(run: Run, layers: list[Layer], card: ModelCard) -> Files:
+    return {f"{identifier(card.robot)}_policy.onnx": onnx_model(run.description.spec, layers, card)}
 
 
-def _safetensors(restored: RestoredRun, layers: list[Layer], card: ModelCard) -> Files:
-    return {f"{identifier(card.robot)}_policy.safetensors": policy_to_bytes(restored.task.spec, layers)}
+def _safetensors(run: Run, layers: list[Layer], card: ModelCard) -> Files:
+    return {f"{identifier(card.robot)}_policy.safetensors": policy_to_bytes(run.description.spec, layers)}
 
 
-POLICY_FORMATS: dict[str, Callable[[RestoredRun, list[Layer], ModelCard], Files]] = {
+POLICY_FORMATS: dict[str, Callable[[Run, list[Layer], ModelCard], Files]] = {
     "c": _c,
     "onnx": _onnx,
     "safetensors": _safetensors,
@@ -50,17 +47,17 @@ def write_export(path: Path, kind: str, out: Path | None = None, episode: int | 
     """
     if kind not in FORMATS:
         raise UserError(f"There is no format {kind!r}{suggest(kind, FORMATS)}; known are {', '.join(FORMATS)}.")
-    restored = RestoredRun.open(path)
-    folder = out or restored.folder.path / "export"
+    run = Run.open(path)
+    folder = out or run.path / "export"
     if kind == "mcap":
         if episode is not None:
             raise UserError("--episode is for policies; --format mcap writes all episodes.")
-        if not restored.episodes():
-            raise UserError(f"{restored.folder.path} has no finished episode yet.")
-        files = {f"{identifier(restored.task.name)}.mcap": mcap_log(restored)}
+        if not run.episodes():
+            raise UserError(f"{run.path} has no finished episode yet.")
+        files = {f"{identifier(run.description.name)}.mcap": mcap_log(run)}
     else:
-        layers, card = policy_and_card(restored, episode)
-        files = POLICY_FORMATS[kind](restored, layers, card)
+        layers, card = policy_and_card(run, episode)
+        files = POLICY_FORMATS[kind](run, layers, card)
         # A card per format: the folder may hold another episode's policy in another one.
         text = "# Model card\n\n" + "".join(f"- {line}\n" for line in card.lines())
         files[f"{identifier(card.robot)}_policy.{kind}.md"] = text.encode()
@@ -84,27 +81,20 @@ def _write_all(folder: Path, files: Files) -> None:
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def policy_and_card(restored: RestoredRun, episode: int | None) -> tuple[list[Layer], ModelCard]:
+def policy_and_card(run: Run, episode: int | None) -> tuple[list[Layer], ModelCard]:
     """The weights, and what is known about them."""
-    ran = restored.kept_episode() if episode is None else episode
-    policy, robot = restored.policy(episode), restored.config.robot
-    errors = {row["episode"]: row["tracking_error"] for row in restored.metrics()}
+    ran = run.kept_episode() if episode is None else episode
+    policy = run.kept_policy() if episode is None else run.policy(episode)
+    name = short_name(run.config.robot)
+    errors = {row["episode"]: row["tracking_error"] for row in run.metrics()}
     card = ModelCard.of(
-        restored.task.spec,
+        run.description.spec,
         policy.layers,
-        run=restored.folder.path.name,
+        run=run.path.name,
         episode=ran or 0,
         tracking_error=errors.get(ran),
-        unit=restored.task.unit,
-        learned_on=f"the learned simulator {short_name(robot)}" if simulator_file(robot) else short_name(robot),
-        angles=_angles(robot),
+        unit=run.description.unit,
+        learned_on=f"the learned simulator {name}" if run.description.kind == "learned simulator" else name,
+        angles=run.description.angles,
     )
     return list(policy.layers), card
-
-
-def _angles(robot: str) -> tuple[int, ...]:
-    """Entries of the measurement that training counts on across ±π; a learned simulator has those of its robot."""
-    source = find_robot(robot)
-    while isinstance(source, StoredSimulator):
-        source = find_robot(source.robot)
-    return tuple(source.angles) if isinstance(source, GymnasiumTask) else ()

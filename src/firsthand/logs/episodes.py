@@ -1,7 +1,6 @@
 """Our own run folders as logs: the episodes of a training run, or of a recording."""
 
 import hashlib
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import next_state
 from firsthand_onboard.signals import OUT_OF_RANGE, SPIKE, STUCK, find_row_faults, find_spikes, find_stuck_sensors
-from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError
 from ..robots.base import EpisodeRecord
+from ..robots.description import RobotDescription
 from ..runs import RunFolder
 from .base import Log, Series, spec_difference
 
@@ -27,13 +26,7 @@ DID_NOT_HAPPEN = "the step did not happen: its trajectory was cut"
 
 def stored_spec(folder: RunFolder) -> ControlSpec:
     """The control specification with which a run was made."""
-    spec = folder.config.get("control_spec")
-    if not isinstance(spec, dict):
-        raise UserError(f"{folder.path / 'config.json'} is damaged: it has no control_spec.")
-    try:
-        return ControlSpec.from_json(json.dumps(spec))
-    except SpecError as error:
-        raise UserError(f"{folder.path / 'config.json'} cannot be used: {error}.") from None
+    return RobotDescription.of_config(folder.config, str(folder.path / "config.json")).spec
 
 
 def read_run(path: Path, spec: ControlSpec | None = None) -> Log:

@@ -23,7 +23,7 @@ def write_report(path: Path, out: Path | None = None) -> Path:
     """
     report = gather(Path(path))
     saved = {name: save(figure) for name, figure in figures_of(report).items()}
-    folder = report.restored.folder.report_dir
+    folder = report.run.folder.report_dir
     atomic.make_folder(folder)
     for name, (png, svg) in saved.items():
         atomic.write_bytes(folder / f"{name}.png", png)
@@ -35,7 +35,7 @@ def write_report(path: Path, out: Path | None = None) -> Path:
 
 def write_comparison(paths: Sequence[Path], out: Path | None = None) -> Path:
     """Write one page that compares several runs, with everything in it. Returns where it is."""
-    columns = (TextColumn("reading and evaluating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("runs", total=len(paths))
         page = compare(paths, lambda done: bar.update(task, completed=done))
@@ -49,8 +49,8 @@ def write_comparison(paths: Sequence[Path], out: Path | None = None) -> Path:
 
 def figures_of(report: RunReport) -> dict[str, Figure]:
     """The figures of a run by the names of their files."""
-    task, unit = report.restored.task, report.unit
-    axes = PathAxes.of(task.spec, unit)
+    robot, unit = report.run.description, report.unit
+    axes = PathAxes.of(robot.spec, unit)
     oracle = None if report.oracle is None else report.oracle["random_error"]
     made = {
         "learning": figures.learning_curves([report.history], oracle_error=oracle, unit=unit),
@@ -66,8 +66,8 @@ def figures_of(report: RunReport) -> dict[str, Figure]:
         "health": figures.health(
             report.history,
             step_bound=report.step_bound,
-            steps_per_episode=task.trajectories * task.steps,
+            steps_per_episode=robot.trajectories * robot.steps,
             trust_region=report.trust_region,
-            cg_tolerance=report.restored.config.settings.policy_step.cg_tolerance,
+            cg_tolerance=report.run.config.settings.policy_step.cg_tolerance,
         ),
     }

@@ -10,13 +10,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..errors import UserError
-from ..evaluation import Evaluation, evaluate
+from ..evaluation import Evaluation
 from ..training.display import duration
-from ..training.restore import RestoredRun
+from ..training.run import Run
 from ..units import UNKNOWN, Unit, number, unit_of
 from . import figures
 from .data import History, PathAxes, PathPanel
-from .gather import is_machine
 from .html import document, image
 
 MOST = 12
@@ -33,12 +32,12 @@ class Compared:
 
     name: str
     """The name of its folder, with as much of the path as tells it from the others."""
-    restored: RestoredRun
+    run: Run
     """The run."""
     history: History
     """Its metrics."""
     evaluation: Evaluation | None
-    """The kept policy on the references that the learner never saw; None for a machine."""
+    """The kept policy on the references that the learner never saw; None where that was not measured."""
 
 
 def compare(paths: Sequence[Path], progress: Callable[[int], Any] = lambda done: None) -> str:
@@ -49,7 +48,7 @@ def compare(paths: Sequence[Path], progress: Callable[[int], Any] = lambda done:
     for done, (path, name) in enumerate(zip(paths, names_of(paths), strict=True)):
         progress(done)
         runs.append(_read(Path(path), name))
-    units = {run.restored.task.unit for run in runs}
+    units = {one.run.description.unit for one in runs}
     if len(units) > 1:
         raise UserError(f"the runs track outputs in {' and '.join(sorted(units))}; compare runs with one unit.")
     unit = unit_of(units.pop())
@@ -71,22 +70,21 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(path: Path, name: str) -> Compared:
-    restored = RestoredRun.open(path)
-    rows = restored.metrics()
+    run = Run.open(path)
+    rows = run.metrics()
     if not rows:
         raise UserError(f"{path} has no finished episode yet, so there is nothing to compare.")
-    robot = restored.robot()
-    moved = not is_machine(restored, robot) and restored.kept_episode() is not None
-    evaluation = evaluate(robot, restored.policy()) if moved else None
-    return Compared(name, restored, History.of(name, rows), evaluation)
+    kept = run.kept_episode()
+    stored = None if kept is None else run.evaluation(kept)
+    return Compared(name, run, History.of(name, rows), None if stored is None else stored.evaluation)
 
 
 def _figures(runs: Sequence[Compared], unit: Unit) -> dict[str, Figure]:
     made = {"learning": figures.learning_curves([run.history for run in runs], unit=unit)}
     evaluated = [(run, run.evaluation) for run in runs if run.evaluation is not None]
-    specs = {run.restored.task.spec.digest() for run, _ in evaluated}
+    specs = {one.run.description.spec.digest() for one, _ in evaluated}
     if len(evaluated) > 1 and len(specs) == 1:
-        spec = evaluated[0][0].restored.task.spec
+        spec = evaluated[0][0].run.description.spec
         rows = [
             [
                 PathPanel.of(f"{_short(run.name)}: {reference.name}", spec, record)
@@ -109,7 +107,7 @@ def _svg(figure: Figure) -> bytes:
 
 
 def _head(runs: Sequence[Compared]) -> str:
-    robots = ", ".join(dict.fromkeys(run.restored.config.robot for run in runs))
+    robots = ", ".join(dict.fromkeys(one.run.config.robot for one in runs))
     return f'<h1>Comparison of {len(runs)} runs</h1>\n<p class="facts">{escape(robots)}</p>'
 
 
@@ -138,8 +136,8 @@ def _table(runs: Sequence[Compared], unit: Unit) -> str:
     return (
         f'<h2>Numbers</h2>\n<div class="wide result"><table>\n<thead><tr>{columns}</tr></thead>\n<tbody>\n{rows}\n'
         "</tbody></table></div>\n<p>Mean distance from the reference. “Last episodes” is the mean of up to ten; "
-        "“references never seen” is the kept policy on the evaluation references, which a machine is not moved "
-        f"for.</p>{_notes(runs)}"
+        "“references never seen” is the kept policy on the evaluation references, where firsthand evaluate has "
+        f"measured that.</p>{_notes(runs)}"
     )
 
 
@@ -150,7 +148,7 @@ def _notes(runs: Sequence[Compared]) -> str:
 
 
 def _cells(run: Compared, unit: Unit) -> tuple[str, ...]:
-    history, config = run.history, run.restored.config
+    history, config = run.history, run.run.config
     error = history.column("tracking_error")
     best = int(np.nanargmin(error)) if np.isfinite(error).any() else None
     time = history.last("robot_time_s")

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from firsthand_onboard import ControlSpec
+
 from ..agent.settings import option_words
 from ..errors import UserError
-from ..evaluation import Evaluation, evaluate
-from ..models import Policy
-from ..robots import AbstractRobot
-from ..robots.address import is_address
+from ..evaluation import Evaluation
 from ..training.presets import PRESETS
-from ..training.restore import RestoredRun
+from ..training.run import Run, StoredEvaluation
 from ..units import Unit, unit_of
 from .data import History, PathPanel, Poses, TimeSeries
 
@@ -25,18 +24,18 @@ from .data import History, PathPanel, Poses, TimeSeries
 class RunReport:
     """What the report of one run shows."""
 
-    restored: RestoredRun
+    run: Run
     """The run."""
     history: History
     """Its metrics."""
     evaluation: Evaluation | None
-    """The kept policy on the references that the learner never saw; None for a machine, which a report never moves."""
+    """The kept policy on the references that the learner never saw; None where that was not measured."""
     shapes: tuple[tuple[PathPanel, ...], ...]
-    """A row per evaluation reference: followed by an early, a middle and the kept policy; empty for a machine."""
+    """A row per evaluation reference: followed by an early, a middle and the kept policy; empty without evaluation."""
     episodes: tuple[PathPanel, ...]
     """The trajectories of the first, a middle and the last episode."""
     series: TimeSeries
-    """The kept policy on the first evaluation reference; for a machine, its last trajectory."""
+    """The kept policy on the first evaluation reference; without evaluation, the last trajectory."""
     poses: Poses | None
     """The robot along that path, where its parts are known."""
     oracle: dict[str, Any] | None
@@ -45,18 +44,18 @@ class RunReport:
     @property
     def unit(self) -> Unit:
         """Of the tracked output."""
-        return unit_of(self.restored.task.unit)
+        return unit_of(self.run.description.unit)
 
     @property
     def step_bound(self) -> float:
         """η/(2√ε), which no policy step exceeds."""
-        settings = self.restored.config.settings
+        settings = self.run.config.settings
         return settings.policy_step.eta / (2 * math.sqrt(settings.policy_step.epsilon))
 
     @property
     def trust_region(self) -> bool:
         """Whether several policy steps per episode are taken, inside a trust region."""
-        settings = self.restored.config.settings
+        settings = self.run.config.settings
         return settings.policy_step.steps > 1 or settings.imagination.trajectories > 0
 
     @property
@@ -67,71 +66,58 @@ class RunReport:
 
 
 def gather(path: Path) -> RunReport:
-    """Read a run, finished or still being written, and evaluate three of its policies.
-
-    The report of a machine is made of what is in the run's folder alone: nothing is asked of it, and it does not move.
-    """
-    restored = RestoredRun.open(path)
-    rows = restored.metrics()
+    """Read a run, finished or still being written. Nothing is asked of its robot, and nothing of it is run or moved."""
+    run = Run.open(path)
+    rows = run.metrics()
     # The writer stores the episode first and its metrics second; the newest may be half there.
     known = {row["episode"] for row in rows}
-    stored = [episode for episode in restored.episodes() if episode in known]
+    stored = [episode for episode in run.episodes() if episode in known]
     if not stored:
         raise UserError(f"{path} has no finished episode yet, so there is nothing to report.")
-    chosen = first_middle_last(stored)
-    spec = restored.task.spec
-    history = History.of(restored.config.robot, rows)
-    episodes = tuple(PathPanel.of(f"episode {k}", spec, restored.record(k)) for k in chosen)
-    robot = restored.robot()
-    if is_machine(restored, robot):
-        record = restored.record(stored[-1])
+    spec = run.description.spec
+    evaluated = evaluated_policies(run, stored)
+    kept = evaluated[-1][1] if evaluated else None
+    if kept is None:
+        record = run.record(stored[-1])
         moved = np.flatnonzero(record.valid.any(axis=1))
         last = int(moved[-1]) if len(moved) else 0
         title = f"episode {stored[-1]}, trajectory {last + 1}"
-        return RunReport(
-            restored=restored,
-            history=history,
-            evaluation=None,
-            shapes=(),
-            episodes=episodes,
-            series=TimeSeries.of(title, spec, record, last),
-            poses=Poses.of(title, spec, record, last),
-            oracle=None,
-        )
-    policies = [(f"episode {episode}", restored.policy(episode)) for episode in chosen[:2]]
-    evaluations = [(name, evaluate(robot, policy)) for name, policy in [*policies, kept(restored, stored[-1])]]
-    evaluation = evaluations[-1][1]
-    shapes = tuple(
-        tuple(PathPanel.of(f"{ref.name}, {name}", spec, result.records[i]) for name, result in evaluations)
-        for i, ref in enumerate(evaluation.references)
-    )
+        series, poses = TimeSeries.of(title, spec, record, last), Poses.of(title, spec, record, last)
+    else:
+        name, record = kept.evaluation.references[0].name, kept.evaluation.records[0]
+        series, poses = TimeSeries.of(name, spec, record), Poses.of(f"{name}, kept policy", spec, record)
     return RunReport(
-        restored=restored,
-        history=history,
-        evaluation=evaluation,
-        shapes=shapes,
-        episodes=episodes,
-        series=TimeSeries.of(evaluation.references[0].name, spec, evaluation.records[0]),
-        poses=Poses.of(f"{evaluation.references[0].name}, kept policy", spec, evaluation.records[0]),
-        oracle=_oracle(restored),
+        run=run,
+        history=History.of(run.config.robot, rows),
+        evaluation=None if kept is None else kept.evaluation,
+        shapes=_shapes(spec, [(name, stored.evaluation) for name, stored in evaluated]),
+        episodes=tuple(PathPanel.of(f"episode {k}", spec, run.record(k)) for k in first_middle_last(stored)),
+        series=series,
+        poses=poses,
+        oracle=None if kept is None or kept.oracle is None else dataclasses.asdict(kept.oracle),
     )
 
 
-def is_machine(restored: RestoredRun, robot: AbstractRobot) -> bool:
-    """Whether the run's robot is real, or may be: a report does not move it."""
-    return is_address(restored.config.robot) or robot.hardware
+def evaluated_policies(run: Run, episodes: list[int]) -> list[tuple[str, StoredEvaluation]]:
+    """The stored evaluations of an early, a middle and the kept policy, with their names; empty without the last."""
+    name, last = kept_policy_name(run, episodes[-1])
+    kept = run.evaluation(last)
+    if kept is None:
+        return []
+    references = [reference.name for reference in kept.evaluation.references]
+    before = [(f"episode {k}", run.evaluation(k)) for k in first_middle_last(episodes)[:2]]
+    found = [(title, one) for title, one in before if one is not None]
+    same = [(title, one) for title, one in found if [r.name for r in one.evaluation.references] == references]
+    return [*same, (name, kept)]
 
 
-def can_go_back(robot: AbstractRobot) -> bool:
-    """Whether a policy that was bad can be run again without harm: not on a machine that is no simulation."""
-    return not robot.hardware or robot.can_reset
-
-
-def not_moved(path: Path) -> str:
-    """What is said where an evaluation would move a machine."""
-    return (
-        "The machine is not moved for an evaluation unless that is asked for: "
-        f"firsthand evaluate {shlex.quote(str(path))} follows the references on it."
+def _shapes(spec: ControlSpec, evaluated: list[tuple[str, Evaluation]]) -> tuple[tuple[PathPanel, ...], ...]:
+    """A row of panels per evaluation reference."""
+    if not evaluated:
+        return ()
+    return tuple(
+        tuple(PathPanel.of(f"{reference.name}, {name}", spec, result.records[i]) for name, result in evaluated)
+        for i, reference in enumerate(evaluated[-1][1].references)
     )
 
 
@@ -140,26 +126,18 @@ def first_middle_last(episodes: list[int]) -> list[int]:
     return sorted({episodes[0], episodes[len(episodes) // 2], episodes[-1]})
 
 
-def kept(restored: RestoredRun, last: int) -> tuple[str, Policy]:
-    """The best policy that the robot has proven, or, when nothing was proven yet, what ran last."""
-    best = restored.kept_episode()
-    if best is not None:
-        return f"kept, of episode {best}", restored.policy()
-    return f"episode {last}", restored.policy(last)
+def kept_policy_name(run: Run, last: int) -> tuple[str, int]:
+    """What the best proven policy is called, and its episode; that of the last episode where nothing is proven."""
+    best = run.kept_episode()
+    return (f"episode {last}", last) if best is None else (f"kept, of episode {best}", best)
 
 
-def _oracle(restored: RestoredRun) -> dict[str, Any] | None:
-    """From the cache only: a report must not train for minutes."""
-    known = restored.oracle()
-    return None if known is None else dataclasses.asdict(known)
-
-
-def reproduction(restored: RestoredRun, episodes: int) -> str:
+def reproduction(run: Run, episodes: int) -> str:
     """The command that makes the same run.
 
     A run that was resumed may have more `episodes` than it was started with.
     """
-    config = restored.config
+    config = run.config
     words = ["firsthand", "train", config.robot, "--preset", config.preset]
     words += ["--episodes", str(max(episodes, config.episodes)), "--seed", str(config.seed)]
     if config.payload_kg:

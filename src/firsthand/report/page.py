@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..evaluation import Evaluation, TrackingMetrics
 from ..evaluation.published import published
+from ..robots.description import ROBOT_DESCRIPTION
 from ..training.display import duration
 from ..units import METRES, UNKNOWN, Unit, number
 from .data import finite_mean
@@ -19,7 +21,7 @@ from .html import document, image
 
 def render(report: RunReport, images: Mapping[str, bytes]) -> str:
     """The whole page. `images` are the figures as SVG, by name."""
-    config = report.restored.config
+    config = report.run.config
     title = f"{config.robot}, preset {config.preset}, seed {config.seed}"
     sections = [_head(report, title), _learning(report, images)]
     if report.evaluation is not None:
@@ -28,19 +30,18 @@ def render(report: RunReport, images: Mapping[str, bytes]) -> str:
     if report.poses is not None:
         sections.append(_poses(report, images))
     sections.append(_series(report, images))
-    if report.evaluation is not None:
-        sections.append(_table(report, report.evaluation))
+    sections.append(_not_evaluated(report) if report.evaluation is None else _table(report, report.evaluation))
     return document(title, [*sections, _health(report, images), _configuration(report)])
 
 
 def _head(report: RunReport, title: str) -> str:
-    history, config = report.history, report.restored.config
+    history, config = report.history, report.run.config
     done, robot_time = len(history), history.last("robot_time_s")
     episodes = f"{done} of {config.episodes} episodes" if done < config.episodes else f"{done} episodes"
     facts = [
         episodes,
         f"{duration(robot_time)} of robot time" if math.isfinite(robot_time) else "robot time not known",
-        f"started {_date(report.restored.folder.provenance.get('started_utc'))}",
+        f"started {_date(report.run.folder.provenance.get('started_utc'))}",
     ]
     if config.payload_kg:
         facts.insert(0, f"payload {config.payload_kg:g} kg")
@@ -115,7 +116,7 @@ def _shapes(report: RunReport, images: Mapping[str, bytes]) -> str:
     picture = image(
         images, "shapes", f"Paths and references. {_panels(report.shapes, report.unit)}.", caption, scroll=True
     )
-    speed = report.restored.task.evaluation_speed
+    speed = report.run.description.evaluation_speed
     return (
         f"<h2>{escape(heading)}</h2>\n<p>References that the learner never trained on, travelled at "
         f"{report.unit.of(speed):.3g} {escape(report.unit.shown)}/s.</p>\n{picture}"
@@ -141,7 +142,7 @@ def _series(report: RunReport, images: Mapping[str, bytes]) -> str:
     largest = float(finite.max()) if finite.size else float("nan")
     who, heading = "the kept policy is", "The kept policy over time"
     if report.evaluation is None:
-        who, heading = "the machine was", "The last trajectory over time"
+        who, heading = "the robot was", "The last trajectory over time"
     text = (
         f"On the {report.series.title} {who} {unit.with_unit(finite_mean(error))} off on average and "
         f"{unit.with_unit(largest)} at most."
@@ -160,7 +161,7 @@ def _table(report: RunReport, evaluation: Evaluation) -> str:
         for reference, metrics in zip(evaluation.references, evaluation.metrics, strict=True)
     ]
     columns.append(("together", "together", _measures(evaluation.overall, unit)))
-    for name, (v_avg, v_max, mean, largest, rho) in published(report.restored.config.robot).items():
+    for name, (v_avg, v_max, mean, largest, rho) in published(report.run.config.robot).items():
         cells = [number(100 * v_avg, 1), number(100 * v_max, 1), number(100 * mean, 2), number(100 * largest, 1)]
         columns.append((name, "paper", (*cells, number(rho, 2), "", "")))
     labels = (
@@ -197,6 +198,14 @@ def _table(report: RunReport, evaluation: Evaluation) -> str:
     )
 
 
+def _not_evaluated(report: RunReport) -> str:
+    """How to get what is not here."""
+    moves = ", which moves the machine," if report.run.description.hardware else ""
+    text = "The kept policy was not measured on the references that the learner never saw."
+    command = f"firsthand evaluate {shlex.quote(str(report.run.path))}"
+    return f"<p>{text} <code>{escape(command)}</code>{moves} adds that to the next report.</p>"
+
+
 def _measures(metrics: TrackingMetrics, unit: Unit) -> tuple[str, ...]:
     finer = 0 if unit == METRES else 2
     return (
@@ -211,11 +220,11 @@ def _measures(metrics: TrackingMetrics, unit: Unit) -> tuple[str, ...]:
 
 
 def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
-    history, task, settings = report.history, report.restored.task, report.restored.config.settings
+    history, robot, settings = report.history, report.run.description, report.run.config.settings
     step = history.column("step_norm")
     largest = float(np.nanmax(step)) if np.isfinite(step).any() else float("nan")
     refused = history.last("refused_updates")
-    update, total = finite_mean(history.column("update_time_s")), task.trajectories * task.steps
+    update, total = finite_mean(history.column("update_time_s")), robot.trajectories * robot.steps
     rows = (
         ("refused updates", f"{number(refused, 0)} in {len(history)} episodes"),
         (
@@ -227,7 +236,7 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
         ("at a position limit", f"{number(history.last('limit_hits'), 0)} of {total} steps in the last episode"),
         (
             "computing",
-            f"{number(update, 1)} s per episode, {number(100 * update / task.episode_s, 0)} % of the robot’s time",
+            f"{number(update, 1)} s per episode, {number(100 * update / robot.episode_s, 0)} % of the robot’s time",
         ),
     )
     if report.trust_region:
@@ -243,9 +252,9 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
 
 
 def _configuration(report: RunReport) -> str:
-    restored = report.restored
-    command = reproduction(restored, len(report.history))
-    provenance = restored.folder.provenance
+    run = report.run
+    command = reproduction(run, len(report.history))
+    provenance = run.folder.provenance
     note = ""
     git = provenance.get("git")
     if isinstance(git, dict) and git.get("commit"):
@@ -256,10 +265,12 @@ def _configuration(report: RunReport) -> str:
         text = json.dumps(value, indent=2, ensure_ascii=False)
         return f"<details>\n<summary>{name}</summary>\n<pre>{escape(text)}</pre>\n</details>"
 
-    config = dict(restored.folder.config)
-    control_spec = config.pop("control_spec", None)
+    config = dict(run.folder.config)
+    robot = dict(config.pop(ROBOT_DESCRIPTION))
+    control_spec, references = robot.pop("control_spec"), robot.pop("references")
+    robot["references"] = [reference["name"] for reference in references]
     return (
         "<h2>Configuration and provenance</h2>\n<p>This command makes the same run:</p>\n"
-        f"<pre>{escape(command)}</pre>\n{note}{block('Configuration', config)}\n"
+        f"<pre>{escape(command)}</pre>\n{note}{block('Configuration', config)}\n{block('Robot', robot)}\n"
         f"{block('Control specification', control_spec)}\n{block('Provenance', provenance)}"
     )

@@ -14,6 +14,7 @@ from ..errors import UserError
 from ..models import Policy
 from ..plants.base import AbstractPlant
 from ..tasks.base import EvaluationReference, Task
+from .description import RobotDescription, RobotFile
 
 
 class EpisodeAbandoned(Exception):
@@ -40,6 +41,25 @@ class EpisodeRecord:
     def arrays(self) -> dict[str, np.ndarray]:
         """The record as named arrays, for a file."""
         return {name: np.asarray(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    def check(self, spec: ControlSpec) -> None:
+        """Raise `ValueError` where the arrays cannot be those of a robot with this specification."""
+        layout, shape = spec.layout, np.shape(self.valid)
+        if len(shape) != 2:
+            raise ValueError(f"valid has the shape {shape}")
+        count, steps = shape
+        points = np.shape(self.references)[1] if np.ndim(self.references) > 1 else 0
+        expected = {
+            "starts": (count, layout.size),
+            "measured": (count, steps + 1, layout.num_measured),
+            "commands": (count, steps, layout.num_commands),
+            "references": (count, max(steps, points), spec.num_outputs),
+            "free": (count, steps, layout.num_commands),
+        }
+        for name, wanted in expected.items():
+            array = self.arrays()[name]
+            if array.shape != wanted:
+                raise ValueError(f"{name} has the shape {array.shape}, but must have {wanted}")
 
     @staticmethod
     def complete(starts: Any, measured: Any, commands: Any, references: Any) -> "EpisodeRecord":
@@ -93,8 +113,16 @@ class AbstractRobot(ABC):
     """Whether commands do not hold from one `play` to the next: the machine is neutral in between."""
     carries_payload: bool = False
     """Whether `set_payload` works."""
+    payload_kg: float = 0.0
+    """The load that it was made with."""
     plant: AbstractPlant | None = None
     """The simulated plant, where there is one."""
+    is_learned: bool = False
+    """Whether this plant is a learned simulator."""
+    angles: tuple[int, ...] = ()
+    """Entries of the measurement that are angles and counted on across ±π."""
+    file: RobotFile | None = None
+    """The user's file that it came from, where it is in one."""
 
     def close(self) -> None:  # noqa: B027 (most robots have nothing to give back)
         """Give the robot back: its lease, its environment. It may be used again after that."""
@@ -116,6 +144,17 @@ class AbstractRobot(ABC):
     def notes(self) -> list[str]:
         """What the user should know about the motion so far."""
         return []
+
+    def description(self) -> RobotDescription:
+        """What a run stores of the robot, so that it can be read without it."""
+        kind = "environment" if self.plant is None else "learned simulator" if self.is_learned else "simulation"
+        return RobotDescription.of(
+            self.task,
+            kind="machine" if self.hardware else kind,
+            angles=self.angles,
+            payload_kg=self.payload_kg,
+            file=self.file,
+        )
 
     @abstractmethod
     def measured(self) -> Float[np.ndarray, " measured"]:

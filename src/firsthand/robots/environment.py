@@ -228,6 +228,7 @@ class GymnasiumRobot(AbstractRobot):
 
     def __init__(self, environment: Environment, task: Task, *, seed: int = 0, hardware: bool = False) -> None:
         self.environment, self.task, self.seed, self.hardware = environment, task, seed, hardware
+        self.angles = tuple(environment.angles)
         self.cuts: Counter[Outcome] = Counter()
         """Why trajectories were cut, and how often."""
         self._driver: Driver | None = None

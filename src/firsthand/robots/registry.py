@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from ..errors import UserError, suggest
@@ -10,8 +10,9 @@ from ..plants.base import AbstractPlant
 from ..tasks import Task, excavator_task, soft_arm_task
 from .address import is_address
 from .base import AbstractRobot
+from .description import RobotFile
 from .simulated import SimulatedRobot
-from .user_file import is_robot_file, load_source, simulator_file
+from .user_file import absolute_name, approve_robot, is_robot_file, load_source, robot_file, simulator_file
 
 
 @runtime_checkable
@@ -74,8 +75,41 @@ ROBOTS: dict[str, BuiltIn] = {
 }
 
 
-def find_robot(name: str) -> RobotSource:
-    """The source that a name on the command line means; an unknown one is answered with the near one."""
+@dataclass(frozen=True)
+class NamedRobot:
+    """A robot that was found by its name: where it comes from, and its task, built once."""
+
+    name: str
+    """As a run keeps it: it means the same robot in every working directory."""
+    source: RobotSource
+    """Makes the robot."""
+    task: Task
+    """What is known about it."""
+    file: RobotFile | None = None
+    """The user's file that it comes from."""
+
+    def make(self, *, payload_kg: float = 0.0, seed: int = 0) -> AbstractRobot:
+        """The robot, ready to run."""
+        robot = self.source.make_robot(self.task, payload_kg=payload_kg, seed=seed)
+        robot.payload_kg, robot.file = payload_kg, self.file
+        return robot
+
+
+def find_robot(name: str, *, approve: bool = False) -> NamedRobot:
+    """The robot that a name means, and its task.
+
+    `approve` is for a name that the user has typed: it is permission to run the robot's file. Without it a file is run
+    only if the user has allowed that before, because the name may come from a folder that somebody else has made.
+    """
+    if approve:
+        approve_robot(name)
+    name = absolute_name(name)
+    source = find_source(name)
+    return NamedRobot(name, source, source.make_task(), robot_file(name))
+
+
+def find_source(name: str) -> RobotSource:
+    """Where the robot with this name comes from; an unknown name is answered with the nearest one."""
     if name in ROBOTS:
         return ROBOTS[name]
     if is_address(name):
@@ -93,9 +127,10 @@ def find_robot(name: str) -> RobotSource:
 
 def make_task(name: str) -> Task:
     """The task of a robot by name."""
-    return find_robot(name).make_task()
+    return find_robot(name).task
 
 
 def make_robot(name: str, task: Task, *, payload_kg: float = 0.0, seed: int = 0) -> AbstractRobot:
-    """A robot by name, standing at home."""
-    return find_robot(name).make_robot(task, payload_kg=payload_kg, seed=seed)
+    """A robot by name, standing at home, with a task of the caller's."""
+    found = find_robot(name)
+    return replace(found, task=task).make(payload_kg=payload_kg, seed=seed)

@@ -101,9 +101,9 @@ class RemoteSource:
 
     def make_task(self) -> Task:
         """The task of the robot that is there, or of the one that was named."""
-        from .registry import find_robot
+        from .registry import find_source
 
-        return find_robot(self.name or self._ask_spec().robot).make_task()
+        return find_source(self.name or self._ask_spec().robot).make_task()
 
     def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> "RemoteRobot":
         """Connects when it is first used."""

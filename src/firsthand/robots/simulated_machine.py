@@ -1,6 +1,7 @@
 """A simulated plant as a machine: physics only, for a process of its own or for an executor in this one."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -10,6 +11,9 @@ from ..errors import UserError
 from ..plants.base import AbstractPlant
 from ..tasks import Task
 from .base import neutral
+
+if TYPE_CHECKING:
+    from .registry import NamedRobot
 
 DIRECTIONS: dict[str, tuple[tuple[int, int], ...]] = {"excavator": ((0, -1), (1, 1), (2, 1), (3, 1))}
 """Which joint a command moves, and which way, by the task's name. The boom's cylinder lowers its angle."""
@@ -88,12 +92,15 @@ def make_plant(name: str, *, payload_kg: float = 0.0, seed: int = 0) -> MachineP
     """The physics of a simulated robot by name."""
     from .registry import find_robot
 
-    source = find_robot(name)
-    task = source.make_task()
-    robot = source.make_robot(task, payload_kg=payload_kg, seed=seed)
+    return plant_of(find_robot(name), payload_kg=payload_kg, seed=seed)
+
+
+def plant_of(found: "NamedRobot", *, payload_kg: float = 0.0, seed: int = 0) -> MachinePlant:
+    """The physics of a simulated robot."""
+    robot = found.make(payload_kg=payload_kg, seed=seed)
     if robot.plant is None:
-        raise UserError(f"{name!r} cannot play the machine: only a simulated plant can.")
-    return MachinePlant(robot.plant, task, seed=seed)
+        raise UserError(f"{found.name!r} cannot play the machine: only a simulated plant can.")
+    return MachinePlant(robot.plant, found.task, seed=seed)
 
 
 class Excavator(LockStepMachine):

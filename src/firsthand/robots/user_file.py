@@ -4,28 +4,19 @@ import hashlib
 import inspect
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..errors import UserError, suggest
 from .address import full_name, is_address
+from .approval import approve, require_approval
+from .description import RobotFile
 
 SUFFIX = ".py"
 EXTRA = "gymnasium"
 """The optional part of firsthand that the modules below belong to."""
 EXTRA_MODULES = ("gymnasium", "mujoco", "imageio")
-
-
-@dataclass(frozen=True)
-class RobotFile:
-    """Which file a robot came from: enough to find it again, and to see whether it has changed."""
-
-    path: str
-    """Absolute."""
-    sha256: str
-    """Of its bytes."""
 
 
 def is_robot_file(name: str) -> bool:
@@ -51,26 +42,29 @@ def absolute_name(name: str) -> str:
     """The same robot, named so that it is found from every working directory; other names are left alone."""
     if simulator_file(name):
         return str(_absolute(name))
+    if is_address(name):
+        robot, _, address = full_name(name).rpartition("@")
+        return f"{absolute_name(robot)}@{address}"
     if not is_robot_file(name):
-        return full_name(name)
+        return name
     path, attribute = split(name)
     return f"{path}:{attribute}" if attribute else str(path)
 
 
 def short_name(name: str) -> str:
     """`my_robot-task` for a robot file, fit for a folder's name; a robot's own name is left alone."""
-    if simulator_file(name):
-        return _absolute(name).name
     if is_address(name):
         return f"{short_name(name.rpartition('@')[0]) or 'robot'}-remote"
-    if not is_robot_file(name):
-        return name
-    path, attribute = split(name)
-    return f"{path.stem}-{attribute}" if attribute else path.stem
+    if is_robot_file(name) and not simulator_file(name):
+        path, attribute = split(name)
+        return f"{path.stem}-{attribute}" if attribute else path.stem
+    return _absolute(name).name if Path(name).is_absolute() or simulator_file(name) else name
 
 
 def robot_file(name: str) -> RobotFile | None:
     """The file that a name means, as it is now; None for a robot that is in none."""
+    if is_address(name):
+        return robot_file(name.rpartition("@")[0])
     path = simulator_file(name)
     if path is None and not is_robot_file(name):
         return None
@@ -78,29 +72,16 @@ def robot_file(name: str) -> RobotFile | None:
     return RobotFile(str(path), hashlib.sha256(_read(path)).hexdigest())
 
 
-def check_stored(name: str) -> None:
-    """Raise `UserError` for a robot file that is not named in full: a folder from elsewhere must not bring one along.
+def approve_robot(name: str) -> None:
+    """The user has named this robot: its file may be run as it is now, also when a run names it later.
 
-    What firsthand writes is absolute.
+    A learned simulator is data. The robot that it imitates was not named, and its file needs a permission of its own.
     """
-    if is_robot_file(name) and not Path(name).is_absolute():
-        raise UserError(f"robot is {name!r}, but must be an absolute path.")
-
-
-def found_again(name: str) -> str:
-    """The robot of a run as it can be loaded now: a file that is gone is looked for in the working directory."""
-    if not is_robot_file(name):
-        return _simulator_again(name)
-    path, attribute = split(name)
-    here = Path.cwd() / path.name
-    if path.is_file():
-        return name
-    if here.is_file():
-        return f"{here}:{attribute}"
-    raise UserError(
-        f"The robot of this run is in {path}, which does not exist any more; put it back there, or into the working "
-        "directory."
-    )
+    robot = name.rpartition("@")[0] if is_address(name) else name
+    if is_robot_file(robot) and not simulator_file(robot):
+        file = robot_file(robot)
+        assert file is not None
+        approve(Path(file.path), file.sha256)
 
 
 def simulator_file(name: str) -> Path | None:
@@ -112,20 +93,9 @@ def simulator_file(name: str) -> Path | None:
         return None
 
 
-def _simulator_again(name: str) -> str:
-    for folder in (Path(name), Path.cwd() / Path(name).name):
-        if simulator_file(str(folder)):
-            return str(folder)
-    raise UserError(
-        f"The robot of this run is the learned simulator in {name}, which does not exist any more; put it back "
-        "there, or into the working directory."
-    )
-
-
-def robot_file_notes(name: str, before: RobotFile) -> list[str]:
+def robot_file_notes(before: RobotFile | None, now: RobotFile | None) -> list[str]:
     """What has happened to a robot's file since the run was started."""
-    now = robot_file(name)
-    if now is None:
+    if before is None or now is None:
         return []
     notes = []
     if now.path != before.path:
@@ -174,9 +144,12 @@ _loaded: dict[tuple[str, str], ModuleType] = {}
 
 
 def load_module(path: Path) -> ModuleType:
-    """The file as a module. It is run once per content, with its folder on the import path."""
+    """The file as a module. It is run once per content, with its folder on the import path, and only if the user
+    allows it: this is the one place where a robot's code is run.
+    """
     text = _read(path)
     key = (str(path), hashlib.sha256(text).hexdigest())
+    require_approval(path, key[1])
     if key in _loaded:
         return _loaded[key]
     module = ModuleType(f"firsthand_robot_{path.stem}_{key[1][:12]}")

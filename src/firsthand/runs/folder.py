@@ -5,6 +5,7 @@
     episodes/000012.safetensors      what the robot did in episode 12; append-only
     checkpoints/000012.safetensors   the learner's whole state after episode 12; the newest few
     best.safetensors    the best policy so far
+    evaluations/000012.safetensors   how the policy of episode 12 followed the evaluation references
     data/               what the run started from: logs, another run's weights; written once
     report/             figures and the HTML report
     lock                held by the process that writes
@@ -254,8 +255,31 @@ class RunFolder:
         """
         self._require_lock()
         self._drop("checkpoints", episode)
+        self._drop("evaluations", episode)
         self.truncate_metrics(episode)
         self.drop_episodes(episode)
+
+    # Evaluations.
+
+    def save_evaluation(self, episode: int, arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> None:
+        """Store how the policy of an episode followed the evaluation references, in place of what was stored before.
+
+        Needs no lock: a finished run is evaluated again, and a run that goes on may be.
+        """
+        atomic.make_folder(self.path / "evaluations")
+        atomic.write_bytes(self._evaluation_path(episode), packed.pack(arrays, info))
+
+    def load_evaluation(self, episode: int) -> tuple[Arrays, dict[str, Any]] | None:
+        """The arrays and the info of a stored evaluation; None where the policy of this episode has none."""
+        path = self._evaluation_path(episode)
+        try:
+            return packed.unpack(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
+        except DamagedFile as error:
+            raise UserError(f"{path} is damaged: {error}.") from error
 
     # What the run started from.
 
@@ -303,6 +327,9 @@ class RunFolder:
 
     def _checkpoint_path(self, episode: int) -> Path:
         return self.path / "checkpoints" / f"{episode:06d}.safetensors"
+
+    def _evaluation_path(self, episode: int) -> Path:
+        return self.path / "evaluations" / f"{episode:06d}.safetensors"
 
     def _checkpoints_to_try(self, episode: int | None) -> Iterator[tuple[int, Path]]:
         """Newest first. When a reader is overtaken by the writer, the list is made once more."""
@@ -376,7 +403,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(f"{path} is not a run: it has no config.json.") from error
     except OSError as error:
         raise UserError(f"cannot read {file}: {atomic.cause(error)}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is damaged: it is not JSON.") from error
     if not isinstance(content, dict) or "format" not in content:
         raise UserError(f"{path} is not a run: its config.json has no field 'format'.")

@@ -11,14 +11,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError
 from ..logs import spec_difference
 from ..plants.learned import LearnedPlant
-from ..robots.registry import RobotSource, find_robot
+from ..robots.description import ROBOT_DESCRIPTION, RobotDescription
+from ..robots.registry import RobotSource, find_source
 from ..robots.simulated import SimulatedRobot
-from ..robots.user_file import check_stored, simulator_file
+from ..robots.user_file import simulator_file
 from ..runs import atomic, packed, provenance
 from ..tasks import Task
 from .accuracy import Accuracy
@@ -49,6 +49,7 @@ def save(
     plant: LearnedPlant,
     *,
     robot: str,
+    description: RobotDescription,
     data: Sequence[Mapping[str, Any]],
     settings: FitSettings,
     accuracy: Sequence[Accuracy],
@@ -58,24 +59,24 @@ def save(
     arrays = {name: getattr(plant, name) for name in _ARRAYS}
     for i, (weight, bias) in enumerate(plant.layers):
         arrays[f"network.{i}.weight"], arrays[f"network.{i}.bias"] = weight, bias
-    content = packed.pack(arrays, {})
+    weights = packed.pack(arrays, {})
     atomic.make_folder(path)
     atomic.remove_temporary_files(path)
-    atomic.write_bytes(path / WEIGHTS, content)
-    description = {
+    atomic.write_bytes(path / WEIGHTS, weights)
+    content = {
         "format": FORMAT,
         "robot": robot,
-        "control_spec": json.loads(plant.spec.to_json()),
+        ROBOT_DESCRIPTION: description.as_dict(),
         "hidden": [len(bias) for _, bias in plant.layers[:-1]],
         "command_history": plant.command_history,
         "measurement_history": plant.measurement_history,
-        "weights_sha256": hashlib.sha256(content).hexdigest(),
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "settings": asdict(settings),
         "data": list(data),
         "accuracy": [one.as_dict() for one in accuracy],
         "provenance": provenance.collect(),
     }
-    atomic.write_json(path / DESCRIPTION, description)
+    atomic.write_json(path / DESCRIPTION, content)
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,15 @@ class StoredSimulator(RobotSource):
     """Its folder."""
     robot: str
     """The robot that was logged, whose task this is."""
-    spec: ControlSpec
-    """That robot's control specification when the simulator was fitted."""
-    description: Mapping[str, Any]
+    described: RobotDescription
+    """That robot as it was when the simulator was fitted."""
+    content: Mapping[str, Any]
     """All of simulator.json."""
+
+    @property
+    def spec(self) -> ControlSpec:
+        """The control specification of the robot that was logged."""
+        return self.described.spec
 
     @staticmethod
     def open(path: str | Path) -> "StoredSimulator":
@@ -100,27 +106,25 @@ class StoredSimulator(RobotSource):
             content = json.loads(file.read_bytes())
         except OSError as error:
             raise UserError(f"cannot read {file}: {atomic.cause(error)}.") from error
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(f"{file} is damaged: it is not JSON.") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise UserError(f"{file} is damaged or has a format that this version of firsthand does not read.")
         try:
-            spec = ControlSpec.from_json(json.dumps(content["control_spec"]))
+            described = RobotDescription.of_config(content, str(file))
             for name in ("command_history", "measurement_history"):
                 if not isinstance(content[name], int) or content[name] < 0:
                     raise UserError(f"{file} is damaged: {name} is {content[name]!r}.")
-            return StoredSimulator(path, str(content["robot"]), spec, content)
+            return StoredSimulator(path, str(content["robot"]), described, content)
         except KeyError as error:
             raise UserError(f"{file} is damaged: the field {error} is missing.") from None
-        except SpecError as error:
-            raise UserError(f"{file} is damaged: {error}.") from None
 
     def plant(self) -> LearnedPlant:
         """The plant; one sentence when a file is damaged or the two do not belong together."""
         file = self.path / WEIGHTS
         try:
             content = file.read_bytes()
-            if hashlib.sha256(content).hexdigest() != self.description.get("weights_sha256"):
+            if hashlib.sha256(content).hexdigest() != self.content.get("weights_sha256"):
                 raise UserError(f"{file} is damaged or belongs to another {DESCRIPTION}: its SHA-256 is another.")
             arrays, _ = packed.unpack(content)
         except OSError as error:
@@ -130,7 +134,7 @@ class StoredSimulator(RobotSource):
         try:
             layers = tuple(
                 (jnp.asarray(arrays[f"network.{i}.weight"]), jnp.asarray(arrays[f"network.{i}.bias"]))
-                for i in range(len(self.description["hidden"]) + 1)
+                for i in range(len(self.content["hidden"]) + 1)
             )
             scales = {name: jnp.asarray(arrays[name]) for name in _ARRAYS}
         except (KeyError, TypeError) as error:
@@ -139,15 +143,14 @@ class StoredSimulator(RobotSource):
             layers=layers,
             **scales,
             spec=self.spec,
-            command_history=self.description["command_history"],
-            measurement_history=self.description["measurement_history"],
+            command_history=self.content["command_history"],
+            measurement_history=self.content["measurement_history"],
         )
 
     def make_task(self) -> Task:
         """The task of the robot that was logged: goals, cost and evaluation come from there."""
         try:
-            check_stored(self.robot)
-            task = find_robot(self.robot).make_task()
+            task = find_source(self.robot).make_task()
         except UserError as error:
             raise UserError(
                 f"{self.path} imitates {self.robot!r}, whose task is needed and cannot be had: {error}"
@@ -163,4 +166,6 @@ class StoredSimulator(RobotSource):
         """The simulator, standing at home. It can carry nothing that was not in its log."""
         if payload_kg:
             raise UserError(f"payload is {payload_kg} kg, but the learned simulator {self.path} cannot carry any.")
-        return SimulatedRobot(self.plant(), task, seed=seed)
+        robot = SimulatedRobot(self.plant(), task, seed=seed)
+        robot.is_learned, robot.angles = True, self.described.angles
+        return robot

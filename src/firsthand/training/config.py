@@ -1,7 +1,6 @@
 """What a training run is, as data: enough to repeat it."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +8,6 @@ from typing import Any
 
 from ..agent import Settings
 from ..errors import UserError
-from ..robots.registry import make_task
-from ..robots.user_file import RobotFile, absolute_name, check_stored, found_again, robot_file, robot_file_notes
-from ..tasks import Task
 from .origin import InitFrom, TakenLog
 from .presets import EPISODES, preset
 
@@ -24,7 +20,7 @@ class TrainingConfig:
     """A run: which robot, which learner, how long, which seed."""
 
     robot: str
-    """The robot's name."""
+    """The robot's name. Only text: who needs the robot finds it with `robots.registry.find_robot`."""
     preset: str
     """The preset's name."""
     settings: Settings
@@ -39,8 +35,6 @@ class TrainingConfig:
     """The run whose model, policy or both this one begins with."""
     data: tuple[TakenLog, ...] = ()
     """Logs that are in the buffer before the first episode."""
-    robot_file: RobotFile | None = None
-    """The file that the robot comes from, as it was when the run was started; None for a robot that is in none."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.episodes <= MAX_EPISODES:
@@ -61,37 +55,23 @@ class TrainingConfig:
         changes: Mapping[str, Any] | None = None,
     ) -> "TrainingConfig":
         """A preset for a robot, with changes to its settings, such as `{"model.steps": 300}`."""
-        make_task(robot)  # an unknown robot is reported before anything else
         return TrainingConfig(
-            robot=absolute_name(robot),
+            robot=robot,
             preset=preset_name,
             settings=preset(preset_name).with_changes(changes or {}),
             episodes=EPISODES[preset_name] if episodes is None else episodes,
             seed=seed,
             payload_kg=payload_kg,
-            robot_file=robot_file(robot),
         )
 
-    def make_task(self) -> Task:
-        """The robot's task."""
-        return make_task(self.robot)
-
-    def robot_notes(self) -> list[str]:
-        """What the user should know about the robot's file: that it has moved, that it has changed."""
-        return [] if self.robot_file is None else robot_file_notes(self.robot, self.robot_file)
-
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for config.json, with the control specification that the task makes."""
-        task = self.make_task()
-        data = {**dataclasses.asdict(self), "unit": task.unit, "control_spec": json.loads(task.spec.to_json())}
-        return {name: value for name, value in data.items() if name not in ("init_from", "data", "robot_file") or value}
+        """Plain data for config.json."""
+        data = dataclasses.asdict(self)
+        return {name: value for name, value in data.items() if name not in ("init_from", "data") or value}
 
     @staticmethod
-    def from_dict(data: dict[str, Any], where: str = "config.json", robot: str | None = None) -> "TrainingConfig":
-        """The configuration that `as_dict` wrote; `where` names the file if it cannot be read.
-
-        `robot` names a robot file where it is now, if the caller knows better than the run.
-        """
+    def from_dict(data: dict[str, Any], where: str = "config.json") -> "TrainingConfig":
+        """The configuration that `as_dict` wrote; `where` names the file if it cannot be read."""
         if "recording" in data:
             raise UserError(f"{Path(where).parent} is a recording, not a training run: it has no policy.")
         if "settings" not in data and "hyper" in data:
@@ -100,22 +80,15 @@ class TrainingConfig:
                 "with the version that its provenance names."
             )
         try:
-            separate = ("settings", "init_from", "data", "robot_file")
+            separate = ("settings", "init_from", "data")
             fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name not in separate}
-            file = fields["robot_file"] = RobotFile(**data["robot_file"]) if data.get("robot_file") else None
-            check_stored(fields["robot"])
-            if file is None:
-                make_task(fields["robot"])
+            if not isinstance(fields["robot"], str):
+                raise UserError(f"robot is {fields['robot']!r}, but must be text")
             fields["init_from"] = InitFrom(**data["init_from"]) if data.get("init_from") else None
             fields["data"] = tuple(TakenLog(**log) for log in data.get("data", ()))
-            config = TrainingConfig(settings=Settings.from_dict(data["settings"]), **fields)
+            return TrainingConfig(settings=Settings.from_dict(data["settings"]), **fields)
         except KeyError as error:
             why = f"the field {error} is missing"
         except (TypeError, ValueError, UserError) as error:
             why = str(error).removesuffix(".")
-        else:
-            if file is not None:
-                config = dataclasses.replace(config, robot=absolute_name(robot) if robot else found_again(config.robot))
-                config.make_task()
-            return config
         raise UserError(f"{where} is damaged or was written by another version of firsthand: {why}.")

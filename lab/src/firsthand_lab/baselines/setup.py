@@ -5,7 +5,7 @@ from typing import Any
 
 from firsthand.errors import UserError
 from firsthand.plants.base import AbstractPlant
-from firsthand.robots.registry import find_robot
+from firsthand.robots.registry import find_source
 from firsthand.tasks import Task, excavator_task, soft_arm_task
 
 from ..experiments.baseline import TINY_TASK
@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {"excavator": excavator_task, "excavator-pressure": excav
 
 def plant_and_task(robot: str, *, tiny: bool = False) -> tuple[AbstractPlant, Task]:
     """A simulated robot by name; `tiny` shortens its episodes for the tests."""
-    source = find_robot(robot)
+    source = find_source(robot)
     task = source.make_task()
     if tiny:
         if robot not in TINY:

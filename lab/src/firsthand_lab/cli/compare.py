@@ -52,6 +52,7 @@ class Compare:
 
     def run(self) -> int:
         """Run, conclude, print the table. Running it again continues."""
+        from firsthand.robots.user_file import approve_robot
         from firsthand.training.display import say
 
         from ..baselines.compare import PeerComparison, PeerStudy
@@ -64,6 +65,7 @@ class Compare:
         if self.episodes < 1:
             raise UserError(f"episodes is {self.episodes}, but must be at least 1.")
         check_runner(self.seeds, self.workers, self.on, self.address)
+        approve_robot(self.robot)
         _, task = plant_and_task(self.robot, tiny=self.tiny)
         comparison = PeerComparison(self.robot, task, peers, self.episodes)
         size = Size("tiny" if self.tiny else "full", self.seeds)

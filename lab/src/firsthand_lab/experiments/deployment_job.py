@@ -17,6 +17,7 @@ import numpy as np
 from firsthand.errors import UserError
 from firsthand.models import Policy
 from firsthand.robots import EpisodeRecord
+from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand.runs import RunFolder, provenance
 from firsthand.training import Trainer, TrainingConfig
@@ -64,7 +65,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 def _run_folder(path: Path, config: TrainingConfig, task: Any) -> RunFolder:
     if (path / "config.json").exists():
         return RunFolder.open(path, writer=True)
-    described = {**config.as_dict(), "control_spec": json.loads(task.spec.to_json())}
+    described = {**config.as_dict(), ROBOT_DESCRIPTION: RobotDescription.of(task, kind="machine").as_dict()}
     return RunFolder.create(path, described, provenance=provenance.collect())
 
 

@@ -291,6 +291,7 @@ def curves_figure(runs: dict[str, list[Result]], oracle: tuple[float, float] | N
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """One training run. Leaves curves.csv (a row per episode) and marks.csv (a row per mark)."""
+    from firsthand.robots.description import ROBOT_DESCRIPTION
     from firsthand.robots.simulated import SimulatedRobot
     from firsthand.runs import RunFolder, provenance
     from firsthand.training import Trainer
@@ -300,12 +301,13 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     config, task, plant_at = prepared(parameters)
     path = folder / files.CHECKPOINT / "run"
     kept = folder / files.CHECKPOINT / "marks.json"
+    robot = SimulatedRobot(plant_at(1), task, seed=config.seed)
     if (path / "config.json").exists():
         run_folder = RunFolder.open(path, writer=True)
     else:
-        run_folder = RunFolder.create(path, config.as_dict(), provenance=provenance.collect())
+        described = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
+        run_folder = RunFolder.create(path, described, provenance=provenance.collect())
     with run_folder:
-        robot = SimulatedRobot(plant_at(1), task, seed=config.seed)
         trainer = Trainer(robot, config, run_folder)
         trainer.resume()
         marks = Marks(kept, trainer, plant_at(0), parameters["marks"])

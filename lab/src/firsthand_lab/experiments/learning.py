@@ -85,7 +85,7 @@ class Setup:
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Learn, from the last checkpoint on; the same seeds give the same data on one core."""
-    from firsthand.robots.registry import find_robot
+    from firsthand.robots.registry import find_source
     from firsthand.tasks import excavator_task, soft_arm_task
     from firsthand.training.presets import preset
 
@@ -95,7 +95,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     tasks = {"soft-arm": soft_arm_task}
     task = tasks.get(setup.robot, excavator_task)(**tuples(setup.task))
     settings = preset(setup.preset).with_changes(setup.settings)
-    source = find_robot(setup.robot)
+    source = find_source(setup.robot)
 
     def plant(kg: float) -> Any:
         robot = source.make_robot(task, payload_kg=kg, seed=0)

@@ -1,0 +1,69 @@
+"""Which robot files may be run: those that this user has named, or has said yes to, and only as they were then.
+
+A robot file is Python. A name that the user types is permission to run it; a name that was read from a file somebody
+else may have written is not. What was permitted is kept by path and SHA-256 in the user's own state folder.
+"""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from ..cache import state_folder
+from ..errors import UserError
+from ..runs import atomic
+
+FORMAT = 1
+_approved_here: set[tuple[str, str]] = set()
+"""Also kept in memory, for a home folder that cannot be written to."""
+
+
+def approvals_file() -> Path:
+    """Where permissions are kept."""
+    return state_folder() / "approved.json"
+
+
+def approve(path: Path, sha256: str) -> None:
+    """Keep that this user allows the file with this content to be run."""
+    if is_approved(path, sha256):
+        return
+    name, known = str(path.resolve()), _read()
+    _approved_here.add((name, sha256))
+    known.setdefault(name, []).append(sha256)
+    with contextlib.suppress(UserError):  # then the permission lasts as long as this process
+        atomic.make_folder(approvals_file().parent)
+        atomic.write_json(approvals_file(), {"format": FORMAT, "files": known})
+
+
+def is_approved(path: Path, sha256: str) -> bool:
+    """Whether this user allows the file to be run as it is now."""
+    name = str(path.resolve())
+    return (name, sha256) in _approved_here or sha256 in _read().get(name, ())
+
+
+def require_approval(path: Path, sha256: str) -> None:
+    """Ask for permission where there is a terminal; `UserError` where there is none, or the answer is no."""
+    if is_approved(path, sha256):
+        return
+    path = path.resolve()
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"The robot is in a file that you have not named yourself; it is Python and would be run:\n  {path}\n"
+              f"  SHA-256 {sha256}", file=sys.stderr)  # fmt: skip
+        print("Run it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            approve(path, sha256)
+            return
+    raise UserError(
+        f"{path} (SHA-256 {sha256[:16]}…) is Python that you have not allowed to run; look at it, and name it on the "
+        f"command line if you trust it: --robot {path}:NAME."
+    )
+
+
+def _read() -> dict[str, list[str]]:
+    """Permissions by path. A file that is missing or damaged permits nothing."""
+    try:
+        content = json.loads(approvals_file().read_bytes())
+        files = content["files"] if content["format"] == FORMAT else {}
+        return {str(path): [str(digest) for digest in digests] for path, digests in files.items()}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,225 @@
+"""A finished or running run, read back. Reading needs neither the robot nor its file, and runs none of its code."""
+
+import contextlib
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..evaluation import Evaluation, evaluate
+from ..evaluation.oracle import OracleResult
+from ..logs import spec_difference
+from ..models import Policy
+from ..robots import AbstractRobot, EpisodeRecord
+from ..robots.description import RobotDescription
+from ..robots.registry import NamedRobot, find_robot
+from ..robots.user_file import robot_file_notes
+from ..runs import RunFolder
+from ..tasks.base import EvaluationReference
+from .config import TrainingConfig
+from .display import say
+from .loop import policy_from_arrays
+
+CHECKPOINT_POLICY = "learner.policy.layers."
+"""How the names of the policy's arrays begin in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class StoredEvaluation:
+    """How a policy followed the evaluation references, as the run keeps it."""
+
+    evaluation: Evaluation
+    """What the robot did, and the metrics."""
+    oracle: OracleResult | None
+    """What the oracle reaches there, where it is known."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder tells. `Run.open(path)` reads a run that is finished or still going on."""
+
+    folder: RunFolder
+    """The folder, opened for reading."""
+    config: TrainingConfig
+    """How the run was made."""
+    description: RobotDescription
+    """The robot as it was when the run was started."""
+
+    @staticmethod
+    def open(path: str | Path) -> "Run":
+        """Open a run for reading."""
+        folder = RunFolder.open(Path(path))
+        where = str(folder.path / "config.json")
+        config = TrainingConfig.from_dict(folder.config, where)
+        return Run(folder, config, RobotDescription.of_config(folder.config, where))
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.folder.path
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One entry per episode."""
+        return self.folder.read_metrics()
+
+    def episodes(self) -> list[int]:
+        """Which episodes are stored, counted from 1."""
+        return self.folder.episodes()
+
+    def record(self, episode: int) -> EpisodeRecord:
+        """What the robot did in an episode."""
+        arrays = self._episode(episode)
+        with self._reading(f"episode {episode}"):
+            record = EpisodeRecord.from_arrays(arrays)
+            record.check(self.description.spec)
+        return record
+
+    def policy(self, episode: int) -> Policy:
+        """The policy that ran an episode."""
+        return self._policy(self._episode(episode), f"episode {episode}")
+
+    def kept_policy(self) -> Policy:
+        """The best policy that the robot has proven."""
+        best = self.folder.load_best()
+        if best is None and not self.episodes():
+            raise UserError(f"{self.path} has no finished episode yet.")
+        if best is None:
+            raise UserError(f"no episode of {self.path} has proven a policy yet; give --episode, or evaluate --newest.")
+        return self._policy(best[0], "best.safetensors")
+
+    def kept_episode(self) -> int | None:
+        """The episode that the kept policy ran; None while there is none."""
+        best = self.folder.load_best()
+        return None if best is None else int(best[1]["episode"])
+
+    def newest_policy(self) -> Policy:
+        """The result of the last update, which has not run on the robot yet."""
+        if not self.folder.checkpoints():
+            raise UserError(f"{self.path} has no finished episode yet.")
+        checkpoint = self.folder.load_checkpoint()
+        for note in checkpoint.notes:
+            say(note)
+        layers = {}
+        for name, array in checkpoint.arrays.items():
+            if name.startswith(CHECKPOINT_POLICY):
+                layer, _, part = name.removeprefix(CHECKPOINT_POLICY).partition(".")
+                layers[f"policy.{layer}.{'bias' if part == '1' else 'weight'}"] = array
+        return self._policy(layers, f"the checkpoint of episode {checkpoint.episode}")
+
+    # Evaluations: made where the robot is at hand, read anywhere.
+
+    def evaluation(self, episode: int) -> StoredEvaluation | None:
+        """How the policy of an episode followed the evaluation references; None where that was not measured."""
+        stored = self.folder.load_evaluation(episode)
+        if stored is None:
+            return None
+        arrays, info = stored
+        if info.get("policy_sha256") != policy_digest(self._episode(episode)):
+            return None  # the episode was done again since
+        with self._reading(f"the evaluation of episode {episode}"):
+            return self._read_evaluation(arrays, info)
+
+    def save_evaluation(self, episode: int, evaluation: Evaluation, oracle: OracleResult | None = None) -> None:
+        """Keep how the policy of an episode followed the evaluation references."""
+        arrays: dict[str, np.ndarray] = {}
+        for i, (reference, record) in enumerate(zip(evaluation.references, evaluation.records, strict=True)):
+            arrays |= {f"{i}.{name}": array for name, array in record.arrays().items()}
+            arrays |= {f"{i}.points": np.asarray(reference.points), f"{i}.start": np.asarray(reference.start)}
+        info = {
+            "names": [reference.name for reference in evaluation.references],
+            "policy_sha256": policy_digest(self._episode(episode)),
+            "oracle": None if oracle is None else asdict(oracle),
+        }
+        self.folder.save_evaluation(episode, arrays, info)
+
+    def _read_evaluation(self, arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> StoredEvaluation:
+        references, records = [], []
+        for i, name in enumerate(info["names"]):
+            own = {key.removeprefix(f"{i}."): array for key, array in arrays.items() if key.startswith(f"{i}.")}
+            references.append(EvaluationReference(str(name), own["points"], own["start"]))
+            records.append(EpisodeRecord.from_arrays(own))
+            records[-1].check(self.description.spec)
+        oracle = None if info["oracle"] is None else OracleResult(**info["oracle"])
+        made = Evaluation.of(self.description.spec, tuple(references), tuple(records))
+        return StoredEvaluation(made, oracle)
+
+    # With the robot at hand.
+
+    def evaluate(self, robot: AbstractRobot, episode: int, oracle: OracleResult | None = None) -> Evaluation:
+        """Let the robot follow the evaluation references with the policy of an episode, and keep what came out."""
+        result = evaluate(robot, self.policy(episode))
+        self.save_evaluation(episode, result, oracle)
+        return result
+
+    def find_robot(self) -> NamedRobot:
+        """The run's own robot. Its file is run if this user has allowed that; `UserError` otherwise."""
+        file = self.description.file
+        if file is not None and not Path(file.path).is_file():
+            raise UserError(
+                f"The robot of {self.path} is in {file.path}, which does not exist any more; name it where it is now: "
+                "--robot FILE.py:NAME."
+            )
+        return find_robot(self.config.robot)
+
+    def make_robot(self, found: NamedRobot) -> AbstractRobot:
+        """The robot that was found, as the run's: with its payload, and on a machine with the range that it has earned.
+
+        It must have the control specification with which the run was made.
+        """
+        if difference := spec_difference(self.description.spec, found.task.spec):
+            raise UserError(f"the policy of {self.path} cannot run on {found.name}: {difference}.")
+        for note in robot_file_notes(self.description.file, found.file):
+            say(note)
+        robot = found.make(payload_kg=self.config.payload_kg, seed=self.config.seed)
+        if robot.has_authority:
+            robot.authority = self.earned_authority(found.name, robot.authority)
+        return robot
+
+    def earned_authority(self, machine: str, least: float) -> float:
+        """Share of the command range that the last episode used on this machine; `least` on another one."""
+        rows = self.metrics()
+        last = rows[-1].get("machine", self.config.robot) if rows else None
+        return float(rows[-1].get("authority", least)) if last == machine else least
+
+    # Inside.
+
+    def _episode(self, episode: int) -> dict[str, Any]:
+        known = self.episodes()
+        if episode not in known:
+            held = f"{known[0]} to {known[-1]}" if known else "none yet"
+            raise UserError(f"episode is {episode}, but {self.path} holds episodes {held}.")
+        return self.folder.load_episode(episode)[0]
+
+    def _policy(self, arrays: Mapping[str, np.ndarray], where: str) -> Policy:
+        spec = self.description.spec
+        sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
+        with self._reading(where):
+            for i, (width, after) in enumerate(itertools.pairwise(sizes)):
+                for name, shape in ((f"policy.{i}.weight", (after, width)), (f"policy.{i}.bias", (after,))):
+                    if arrays[name].shape != shape:
+                        raise ValueError(f"{name} has the shape {arrays[name].shape}, but must have {shape}")
+            return policy_from_arrays(spec, dict(arrays))
+
+    @contextlib.contextmanager
+    def _reading(self, where: str) -> Iterator[None]:
+        """One sentence where a file's content does not fit the robot."""
+        try:
+            yield
+        except KeyError as error:
+            raise UserError(f"{where} of {self.path} is damaged: {error} is missing.") from None
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{where} of {self.path} is damaged: {error}.") from None
+
+
+def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of the policy among named arrays."""
+    digest = hashlib.sha256()
+    for name in sorted(name for name in arrays if name.startswith("policy.")):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()

@@ -200,22 +200,3 @@ def test_what_cannot_be_stored_is_refused() -> None:
             pytrees.to_arrays({"leaf": leaf})
     with pytest.raises(TypeError, match="only a shape"):
         pytrees.from_arrays([jax.ShapeDtypeStruct((1,), jnp.float32)], {"0": np.zeros(1, np.float32)})
-
-
-def test_a_part_that_was_not_there_yet_keeps_the_templates_numbers():
-    """As in checkpoints of before; but a part of which something is there must be complete."""
-    template = {"policy": jnp.ones(2), "refinement": {"direction": jnp.zeros(3), "damping": jnp.asarray(0.5)}}
-    stored = {"policy": np.full(2, 7.0, np.float32)}
-    restored = pytrees.from_arrays(template, stored, may_lack="refinement")
-    np.testing.assert_array_equal(restored["policy"], 7.0)
-    np.testing.assert_array_equal(restored["refinement"]["direction"], 0.0)
-    assert float(restored["refinement"]["damping"]) == 0.5
-    whole = pytrees.to_arrays({**template, "refinement": {"direction": jnp.ones(3), "damping": jnp.asarray(2.0)}})
-    np.testing.assert_array_equal(
-        pytrees.from_arrays(template, whole, may_lack="refinement")["refinement"]["direction"], 1.0
-    )
-    del whole["refinement.damping"]
-    with pytest.raises(UserError, match=r"lack 'refinement\.damping'"):
-        pytrees.from_arrays(template, whole, may_lack="refinement")
-    with pytest.raises(UserError, match=r"lack 'refinement\.damping' and 1 more"):
-        pytrees.from_arrays(template, stored)

@@ -38,11 +38,8 @@ def to_arrays(tree: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
-def from_arrays(template: Tree, arrays: Mapping[str, np.ndarray], *, may_lack: str | None = None) -> Tree:
+def from_arrays(template: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
     """A tree like `template` with the numbers of `arrays`.
-
-    Leaves below a step of the path that is called `may_lack` keep the template's numbers where `arrays` has none of
-    them: what was stored before there was such a part.
 
     `template` gives the structure, the kind of each leaf (JAX or NumPy array, key, Python number) and the
     leaves that hold no numbers. Names, shapes and types must agree exactly. A JAX array goes to the device
@@ -50,8 +47,6 @@ def from_arrays(template: Tree, arrays: Mapping[str, np.ndarray], *, may_lack: s
     """
     paths_and_leaves, structure = jtu.tree_flatten_with_path(template)
     names = [_name(path, leaf) if _holds_numbers(leaf) else None for path, leaf in paths_and_leaves]
-    if may_lack is not None and not any(may_lack in name.split(".") for name in arrays):
-        names = [None if name is not None and may_lack in name.split(".") else name for name in names]
     _check_names({name for name in names if name is not None}, set(arrays))
     leaves = [
         leaf if name is None else _like(name, leaf, arrays[name])

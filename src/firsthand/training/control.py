@@ -219,7 +219,7 @@ class Control(Callback):
         template = {"learner": trainer.state, "robot": trainer.robot.snapshot()}
         try:
             arrays, _ = unpack(path.read_bytes())
-            learner = from_arrays(template, arrays, may_lack="refinement")["learner"]
+            learner = from_arrays(template, arrays)["learner"]
         except OSError as error:
             raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from None
         except DamagedFile as error:

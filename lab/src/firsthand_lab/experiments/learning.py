@@ -213,7 +213,7 @@ class Log:
         snapshot = together.snapshot()
         buffer = snapshot.pop("buffer")
         arrays, info = files.read_arrays(self._state)
-        restored = from_arrays(snapshot, arrays, may_lack="refinement")
+        restored = from_arrays(snapshot, arrays)
         together.restore({**restored, "buffer": buffer})
         for number in range(1, together.episode + 1):
             together.remember(records_from_arrays(files.read_arrays(self._episode(number))[0], len(self.setup.seeds)))

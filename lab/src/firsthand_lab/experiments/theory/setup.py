@@ -105,7 +105,7 @@ class Kept:
         self.columns = {name.removeprefix("column."): list(array) for name, array in columns.items()}
         snapshot = self.group.snapshot()
         buffer = snapshot.pop("buffer")
-        restored = from_arrays({"group": snapshot}, arrays, may_lack="refinement")["group"]
+        restored = from_arrays({"group": snapshot}, arrays)["group"]
         self.group.restore({**restored, "buffer": buffer})
         for number in range(1, self.group.episode + 1):
             stored, _ = files.read_arrays(self._episode(number))

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,10 +15,11 @@ from firsthand.control import files
 from firsthand.control.files import Request
 from firsthand.dashboard.follower import RunFollower
 from firsthand.errors import UserError
+from firsthand.robots.base import EpisodeAbandoned
 from firsthand.runs.packed import unpack
 from firsthand.training import TrainingConfig
-from firsthand.training import control as training_control
-from firsthand.training.control import Control
+from firsthand.training.live import LiveControl, inbox
+from firsthand.training.stopping import StopRequest
 
 from .processes import ROBOT, SMALL, episodes, started, status, wait_for
 
@@ -131,40 +133,46 @@ class Machine:
 
 @pytest.fixture
 def control(tmp_path):
-    """A control with a machine, and a trainer that only has what it looks at."""
-    made = Control(tmp_path, "tcp/127.0.0.1:1")
-    made._machine = Machine()  # pyright: ignore
-    trainer = SimpleNamespace(
-        robot=SimpleNamespace(pauses_between_trajectories=True, plant=None, finish_trajectory=lambda: None),
-        config=TrainingConfig.of("excavator", "paper", episodes=3),
+    """A control with a machine; of the robot and the recorder it has what it looks at."""
+    recorder: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path))
+    robot: Any = SimpleNamespace(
+        before_trajectory=None,
+        pauses_between_trajectories=True,
+        finish_trajectory=lambda: None,
+        plant=None,
         task=SimpleNamespace(episode_s=1.0),
-        episode=0,
-        phase="",
-        stop_requested=False,
     )
-    made.begin(trainer)
+    config = TrainingConfig.of("excavator", "paper", episodes=3)
+    machine: Any = Machine()
+    made = LiveControl(recorder, robot, config, StopRequest(), machine)
+    made.begin(0)
     yield made
-    if not made._ended:
-        made._machine.patience.set()  # pyright: ignore
+    if status(made.run)["state"] not in ("finished", "stopped"):
+        machine.patience.set()
         made.end("finished")
 
 
+def watched(control: LiveControl) -> Machine:
+    assert control.machine is not None
+    return cast(Machine, control.machine.watch)
+
+
 def test_a_stop_does_not_wait_for_an_acknowledgement(control):
-    machine = control._machine
+    machine = watched(control)
     first = files.send(control.run, Request("acknowledge", control.session, 1))
     wait_for(lambda: not files.waiting(control.run), "the request to be read")
     second = files.send(control.run, Request("stop", control.session))
     assert answer(control.run, second)["ok"]
     assert machine.asked == ["stop"]
-    assert control._trainer.stop_requested
+    assert control.stop.requested
     machine.patience.set()
     assert answer(control.run, first)["ok"]
 
 
 def test_a_stop_comes_first(control, monkeypatch):
     taken = []
-    monkeypatch.setattr(control, "_take", lambda name, request: taken.append(request.kind) or "")
-    with control._publishing:  # it is busy, and requests gather
+    monkeypatch.setattr(control.inbox, "handle", lambda name, request: taken.append(request.kind) or "")
+    with control.publisher.lock:  # it is busy, and requests gather
         time.sleep(1.0)
         for kind in ("pause", "checkpoint", "stop"):
             files.send(control.run, Request(kind, control.session))
@@ -173,8 +181,8 @@ def test_a_stop_comes_first(control, monkeypatch):
 
 
 def test_permissions_that_waited_while_the_trainer_was_away_count_no_more(control, monkeypatch):
-    monkeypatch.setattr(training_control, "AWAY_S", 0.5)
-    with control._publishing:  # it is as if it slept
+    monkeypatch.setattr(inbox, "AWAY_S", 0.5)
+    with control.publisher.lock:  # it is as if it slept
         time.sleep(1.0)
         acknowledged, paused = (
             files.send(control.run, Request(kind, control.session, number))
@@ -183,24 +191,24 @@ def test_permissions_that_waited_while_the_trainer_was_away_count_no_more(contro
         time.sleep(1.0)
     assert "ask again" in answer(control.run, acknowledged)["text"]
     assert answer(control.run, paused)["ok"]
-    assert control._machine.asked == []
-    monkeypatch.setattr(training_control, "AWAY_S", 60.0)
+    assert watched(control).asked == []
+    monkeypatch.setattr(inbox, "AWAY_S", 60.0)
     later = files.send(control.run, Request("acknowledge", control.session, 1))
-    control._machine.patience.set()
+    watched(control).patience.set()
     assert answer(control.run, later)["ok"]
 
 
 def test_the_end_waits_for_a_stop_that_is_on_its_way(control):
-    machine = control._machine
+    machine = watched(control)
     asked = machine.ask
     machine.ask = lambda kind, number=None: time.sleep(0.5) or asked(kind)
     files.send(control.run, Request("stop", control.session))
-    wait_for(lambda: control._trainer.stop_requested, "the stop to be read")
+    wait_for(lambda: control.stop.requested, "the stop to be read")
     control.end("stopped")
     assert machine.asked == ["stop", "close"]
 
 
-def test_nothing_is_said_after_the_end(control, monkeypatch):
+def test_nothing_is_reported_after_the_end(control, monkeypatch):
     slow, publish = threading.Event(), files.publish
 
     def late(run, status):
@@ -212,18 +220,52 @@ def test_nothing_is_said_after_the_end(control, monkeypatch):
     monkeypatch.setattr(files, "publish", late)
     assert slow.wait(60)
     control.end("finished")
+    control.publisher.publish()
     time.sleep(1.0)
     assert status(control.run)["state"] == "finished"
 
 
+def test_requests_wait_for_the_trainers_thread(control):
+    name = files.send(control.run, Request("payload", control.session, "stones"))
+    wait_for(lambda: "payload" in status(control.run).get("pending", ()), "the request to wait")
+    request = control.next_request()
+    assert request is not None
+    request.accept(request.carry_out(None, 4))
+    assert control.next_request() is None
+    assert "marked with stones" in answer(control.run, name)["text"]
+    assert [(event.episode, event.kind) for event in files.read_events(control.run)] == [(5, "payload")]
+    refused = files.send(control.run, Request("restore", control.session, 3))
+    request = wait_for(control.next_request, "the next request")
+    request.refuse("no.")
+    assert answer(control.run, refused)["text"] == "no."
+
+
+def test_a_pause_waits_and_a_stop_ends_it(control):
+    assert not control.switch.wait()
+    assert ask(control.run, "pause")["text"] == "pauses after this trajectory"
+    seen = []
+
+    def meanwhile() -> None:
+        seen.append(status(control.run)["state"])
+        if len(seen) == 1:
+            files.send(control.run, Request("resume", control.session))
+
+    assert control.switch.wait(meanwhile)
+    assert seen[0] in ("pausing", "paused")
+    assert ask(control.run, "pause")["ok"]
+    assert ask(control.run, "stop")["ok"]
+    with pytest.raises(EpisodeAbandoned):
+        control.wait_while_paused(lambda: None)
+
+
 def test_a_fault_of_a_simulation_is_not_taken_for_a_tag(control):
-    def broken(*_: object, **__: object) -> None:
+    def broken(kg: float) -> None:
         raise ValueError("the simulation is wrong")
 
-    control._trainer.robot = SimpleNamespace(plant=object(), set_payload=broken)
+    control.robot.plant, control.robot.set_payload = object(), broken
     with pytest.raises(ValueError, match="simulation is wrong"):
-        control._set_payload("300 kg")
-    assert "marked with stones" in control._set_payload("stones")
+        control.interventions.set_payload("300 kg")
+    assert "marked with stones" in control.interventions.set_payload("stones")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from firsthand.robots import EpisodeRecord, registry
 from firsthand.robots.description import ROBOT_DESCRIPTION
 from firsthand.runs import RunFolder, atomic
 from firsthand.tasks import excavator_task
-from firsthand.training import Trainer, TrainingConfig
+from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.run import Run
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.gate_limits import GateLimits
@@ -297,7 +297,7 @@ def run(tmp_path_factory) -> Path:
         robot = registry.find_robot("small digger").make()
         described = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
         with RunFolder.create(path, described, provenance={"started_utc": "2026-05-04T13:30:00+00:00"}) as folder:
-            Trainer(robot, config, folder).train()
+            Trainer(robot, config, FolderRecorder(folder)).train()
         yield path
 
 

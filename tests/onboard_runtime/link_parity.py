@@ -16,14 +16,15 @@ from firsthand.robots.simulated_machine import LockStepMachine, make_plant
 from firsthand.runs.pytrees import to_arrays
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.data import smooth_excitation
-from firsthand.training.guard import Guard, GuardSettings
+from firsthand.training.guard import Guard
+from firsthand.training.judgement import GuardSettings
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import Homing
 
 
 def learned(robot: OnboardRobot, config: TrainingConfig) -> dict[str, np.ndarray]:
     """Everything that two episodes leave behind."""
-    trainer = Trainer(robot, config, callbacks=(Guard(GuardSettings(authority=0.3)),))
+    trainer = Trainer(robot, config, supervisor=Guard(robot.task, GuardSettings(authority=0.3)))
     found = {}
     for _ in range(2):
         summary = trainer.run_episode()

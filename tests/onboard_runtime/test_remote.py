@@ -15,11 +15,11 @@ from cli.conftest import ONE_CORE, SETTINGS, Firsthand
 from firsthand.cli.inspect import Inspect
 from firsthand.errors import UserError
 from firsthand.evaluation import can_go_back
+from firsthand.models import Policy
 from firsthand.robots.onboard import ExecutorRobot, set_authority
 from firsthand.robots.registry import find_robot, make_robot, make_task
 from firsthand.robots.user_file import short_name
 from firsthand.simulators import record
-from firsthand.training.loop import policy_from_arrays
 from firsthand.training.run import Run
 from firsthand_onboard.gate_limits import GateLimits
 
@@ -181,7 +181,7 @@ def test_less_than_the_whole_range_unless_told_otherwise(tmp_path):
 def test_a_reference_whose_start_is_not_reached_is_not_followed():
     robot = stuck()
     task = robot.task
-    policy = policy_from_arrays(task.spec, random_policy(task.spec))
+    policy = Policy.from_arrays(task.spec, random_policy(task.spec))
     with pytest.raises(UserError, match="did not come to the start"):
         robot.follow(policy, task.evaluation(task.evaluation_speed)[:1])
     assert not can_go_back(robot)  # so neither the end of training nor a report moves it

@@ -24,7 +24,7 @@ from firsthand.robots import registry
 from firsthand.robots.description import ROBOT_DESCRIPTION
 from firsthand.runs import RunFolder
 from firsthand.tasks import excavator_task
-from firsthand.training import Trainer, TrainingConfig
+from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.origin import InitFrom, TakenLog
 from firsthand.training.run import Run
 
@@ -99,7 +99,7 @@ def train(path: Path, robot: str, episodes: int) -> Path:
     with RunFolder.create(
         path, {**config.as_dict(), ROBOT_DESCRIPTION: made.description().as_dict()}, provenance=provenance
     ) as run:
-        Trainer(made, config, run).train()
+        Trainer(made, config, FolderRecorder(run)).train()
     if not made.hardware:
         evaluate_kept(Run.open(path), made, None)
     return path

@@ -4,20 +4,22 @@ import dataclasses
 import time
 from contextlib import closing
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dashboard.processes import ROBOT
-from firsthand.cli import train
 from firsthand.cli.evaluate import Evaluate
 from firsthand.cli.simulator import Record
-from firsthand.cli.train import Train, stop_on_interrupt
+from firsthand.cli.train import Train
+from firsthand.models import Policy
 from firsthand.robots import SimulatedRobot
 from firsthand.robots.base import EpisodeAbandoned
 from firsthand.robots.registry import make_task
 from firsthand.robots.remote import NOT_STOPPED, Interrupted, RemoteRobot
-from firsthand.training.loop import policy_from_arrays
+from firsthand.training import stopping
+from firsthand.training.stopping import StopOnInterrupt, StopRequest
 from firsthand_onboard.toy import toy_spec
 from onboard_runtime.processes import random_policy, rig, wait_for
 
@@ -56,7 +58,7 @@ def test_a_robot_that_is_given_back_has_no_fault(served):
 def test_a_machine_is_stopped_before_its_trainer_leaves_at_once(served):
     robot = toy_robot(served.address)
     robot.place(np.asarray([-0.5, 1.0]))
-    policy = robot._send_policy(policy_from_arrays(SPEC, random_policy(SPEC)))
+    policy = robot._send_policy(Policy.from_arrays(SPEC, random_policy(SPEC)))
     robot._ask("job", {"name": "minutes", "kind": "visit", "policy": policy}, {"goals": GOALS})
     wait_for(served.moving, "motion")
     assert robot.stop_at_once() == "The machine stands."
@@ -92,13 +94,13 @@ def leave(monkeypatch, stop_at_once) -> str:
         raise Left
 
     monkeypatch.setattr("os._exit", left)
-    monkeypatch.setattr(train, "LEAVE_S", 0.2)
-    robot = SimpleNamespace(stop_at_once=stop_at_once or (lambda: ""))
-    trainer = SimpleNamespace(stop_requested=False, episode=4, robot=robot)
-    display = SimpleNamespace(stopping=lambda: None, leave=said.append)
-    interrupt = stop_on_interrupt(trainer, display, "firsthand train …")
+    monkeypatch.setattr(stopping, "STOP_MACHINE_S", 0.2)
+    robot: Any = SimpleNamespace(stop_at_once=stop_at_once or (lambda: ""))
+    stop = StopRequest()
+    screen: Any = SimpleNamespace(show_stopping=lambda: None, show_last_words=said.append)
+    interrupt = StopOnInterrupt(stop, robot, screen, lambda: 4, "firsthand train …")
     interrupt.handle()
-    assert trainer.stop_requested
+    assert stop.requested
     assert said == []
     with pytest.raises(Left):
         interrupt.handle()

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,24 +20,18 @@ from firsthand.logs import Transitions
 from firsthand.models import Policy
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import SimulatedRobot
+from firsthand.robots.base import EpisodeAbandoned
 from firsthand.robots.registry import make_task
 from firsthand.robots.remote import RemoteRobot
 from firsthand.runs import RunFolder
-from firsthand.training import Trainer, TrainingConfig, preset
-from firsthand.training.callbacks import EpisodeAbandoned
-from firsthand.training.guard import (
-    Forecast,
-    Guard,
-    GuardSettings,
-    GuardState,
-    ask_by_file,
-    ask_in_terminal,
-    between,
-    forecast,
-    judged,
-)
-from firsthand.training.loop import policy_arrays, policy_from_arrays
+from firsthand.training import FolderRecorder, Trainer, TrainingConfig, preset
+from firsthand.training.approval import ask_by_file, ask_in_terminal
+from firsthand.training.forecast import Forecast, forecast, interpolate
+from firsthand.training.guard import Guard, recall
+from firsthand.training.judgement import GuardSettings, GuardState, judge_episode
+from firsthand.training.learning import with_policy
 from firsthand.training.prior import Prior
+from firsthand.training.requests import AbstractControl, AbstractRequest, Outcome
 from firsthand_onboard.toy import toy_spec
 
 SETTINGS = GuardSettings()
@@ -46,7 +41,7 @@ def after(*episodes: tuple[float, float], settings: GuardSettings = SETTINGS) ->
     """The guard's state after each of the episodes (tracking error, prediction error)."""
     state, states = GuardState(settings.first_authority), []
     for number, (error, predicted) in enumerate(episodes, 1):
-        state = judged(state, settings, number, error, predicted)
+        state = judge_episode(state, settings, number, error, predicted)
         states.append(state)
     return states
 
@@ -82,10 +77,10 @@ def test_after_a_return_an_episode_without_a_measurement_changes_nothing():
 
 def test_an_episode_that_was_hardly_seen_proves_nothing():
     before = after((0.1, 0.1), (0.1, 0.1))[-1]
-    blind = judged(before, SETTINGS, 3, 0.05, 0.0, seen=0.1)
+    blind = judge_episode(before, SETTINGS, 3, 0.05, 0.0, valid_share=0.1)
     assert blind == before
-    assert judged(before, SETTINGS, 3, 0.9, 0.0, seen=0.1).go_back  # what little was seen was bad
-    assert judged(before, SETTINGS, 3, 0.05, 0.0, seen=0.9).authority > before.authority
+    assert judge_episode(before, SETTINGS, 3, 0.9, 0.0, valid_share=0.1).go_back  # what little was seen was bad
+    assert judge_episode(before, SETTINGS, 3, 0.05, 0.0, valid_share=0.9).authority > before.authority
 
 
 def test_limits_widen_only_while_the_model_predicts_well():
@@ -137,17 +132,17 @@ def a_rollout(free: np.ndarray | None = None) -> tuple[LearnerState, Rollout]:
 def test_the_forecast_of_the_policy_that_ran_is_what_was_measured(gated):
     state, rollout = a_rollout(np.random.default_rng(1).uniform(size=(2, 6, 2)) >= gated)
     same = forecast(state.policy, state.policy, state.dynamics, rollout)
-    assert same.command_change == 0.0
+    assert same.policy_change == 0.0
     assert same.error == pytest.approx(same.measured_error, rel=1e-5)
-    assert same.within(SETTINGS)
+    assert SETTINGS.allow(same)
 
 
 def test_where_nothing_was_measured_nothing_is_predicted():
     state, rollout = a_rollout()
     blind = dataclasses.replace(rollout, valid=jnp.zeros((2, 6), bool))
     nothing = forecast(state.policy, state.policy, state.dynamics, blind)
-    assert np.isnan([nothing.command_change, nothing.error]).all()
-    assert not nothing.within(SETTINGS)
+    assert np.isnan([nothing.policy_change, nothing.error]).all()
+    assert not SETTINGS.allow(nothing)
 
 
 def test_a_policy_with_another_bias_changes_commands_by_as_much():
@@ -156,16 +151,16 @@ def test_a_policy_with_another_bias_changes_commands_by_as_much():
     other = dataclasses.replace(state.policy, layers=(*hidden, (weight * 0, bias * 0 + 10.0)))  # tanh(10): full command
     found = forecast(other, state.policy, state.dynamics, rollout)
     old = np.asarray(rollout.commands)
-    assert found.command_change == pytest.approx(float(np.sqrt(np.mean((1.0 - old) ** 2))), rel=1e-4)
-    half = between(state.policy, other, 0.5)
+    assert found.policy_change == pytest.approx(float(np.sqrt(np.mean((1.0 - old) ** 2))), rel=1e-4)
+    half = interpolate(state.policy, other, 0.5)
     np.testing.assert_allclose(np.asarray(half.layers[-1][1]), (np.asarray(bias) + 10.0) / 2)
 
 
 def test_what_is_too_much_or_not_a_number_may_not_run():
-    assert Forecast(0.4, 0.1, 0.1).within(SETTINGS)
-    assert not Forecast(0.6, 0.1, 0.1).within(SETTINGS)
-    assert not Forecast(0.4, 0.2, 0.1).within(SETTINGS)
-    assert not Forecast(0.4, float("nan"), 0.1).within(SETTINGS)
+    assert SETTINGS.allow(Forecast(0.4, 0.1, 0.1))
+    assert not SETTINGS.allow(Forecast(0.6, 0.1, 0.1))
+    assert not SETTINGS.allow(Forecast(0.4, 0.2, 0.1))
+    assert not SETTINGS.allow(Forecast(0.4, float("nan"), 0.1))
 
 
 HYPER = preset("paper").with_changes({"model.steps": 20, "model.hidden": (16,), "excitation.amplitude": 0.0})
@@ -185,9 +180,11 @@ def trainer(make_probe_task, tmp_path):
     )
     with RunFolder.create(tmp_path / "run", {}, provenance={}) as run:
 
-        def make(settings: GuardSettings) -> Trainer:
-            config = TrainingConfig("excavator", "fast", HYPER, 9)
-            return Trainer(SimulatedRobot(ScalarPlant(), task), config, run, callbacks=(Guard(settings),))
+        def make(settings: GuardSettings, approve=None, control=None, robot_name: str = "excavator") -> Trainer:
+            config = TrainingConfig(robot_name, "fast", HYPER, 9)
+            robot = SimulatedRobot(ScalarPlant(), task)
+            guard = Guard(task, settings, approve)
+            return Trainer(robot, config, FolderRecorder(run), supervisor=guard, control=control)
 
         yield make
 
@@ -201,13 +198,12 @@ def spoil(trainer: Trainer) -> None:
 
 def ran(trainer: Trainer, episode: int) -> bytes:
     """The weights that an episode was run with."""
-    arrays, _ = trainer.run.load_episode(episode)
-    return b"".join(arrays[name].tobytes() for name in sorted(arrays) if name.startswith("policy"))
+    return weights(trainer.recorder.load_policy(episode, trainer.task.spec))
 
 
 def weights(policy: Policy) -> bytes:
     """The same of a policy in memory."""
-    arrays = policy_arrays(policy)
+    arrays = policy.arrays()
     return b"".join(arrays[name].tobytes() for name in sorted(arrays))
 
 
@@ -216,85 +212,122 @@ def test_a_spoilt_policy_does_not_run(trainer):
     made.run_episode()
     spoil(made)
     made.run_episode()
-    last = f"policy.{len(made.task.spec.policy.hidden)}.bias"
-    assert np.abs(made.run.load_episode(2)[0][last]).max() < 6.0  # at most half of the way, or the old policy
+    _, bias = made.recorder.load_policy(2, made.task.spec).layers[-1]
+    assert np.abs(bias).max() < 6.0  # at most half of the way, or the old policy
 
 
 def test_a_spoilt_policy_that_ran_is_taken_back_and_a_resume_knows_it(trainer):
-    made = trainer(GuardSettings(command_change=1e9, error_factor=1e9, worse=2.5))
+    made = trainer(GuardSettings(policy_change=1e9, error_factor=1e9, worse=2.5))
     made.run_episode()
     made.run_episode()
     spoil(made)
-    assert made.run_episode().metrics["tracking_error"] > 2.5 * made.run.read_metrics()[1]["tracking_error"]
-    again = trainer(GuardSettings(command_change=1e9, error_factor=1e9, worse=2.5))
+    assert made.run_episode().metrics["tracking_error"] > 2.5 * made.recorder.metrics()[1]["tracking_error"]
+    again = trainer(GuardSettings(policy_change=1e9, error_factor=1e9, worse=2.5))
     again.resume()
     again.run_episode()
     assert ran(again, 4) == ran(again, 2) != ran(again, 3)
-    assert not again.callbacks[0].state.go_back
+    assert not again.supervisor.state.go_back
 
 
-LOOSE = GuardSettings(command_change=1e9, error_factor=1e9)
+LOOSE = GuardSettings(policy_change=1e9, error_factor=1e9)
+
+
+class Put(AbstractRequest):
+    """An operator's request for the policy of an episode."""
+
+    def __init__(self, trainer: Trainer, episode: int) -> None:
+        self.trainer, self.episode = trainer, episode
+        self.answer = ""
+
+    def carry_out(self, learner: LearnerState, episode: int) -> Outcome:
+        policy = self.trainer.recorder.load_policy(self.episode, self.trainer.task.spec)
+        return Outcome("done", with_policy(learner, policy))
+
+    def accept(self, outcome: Outcome) -> None:
+        self.answer = outcome.answer
+
+    def refuse(self, why: str) -> None:
+        self.answer = f"refused: {why}"
+
+
+class Desk(AbstractControl):
+    """Where a test puts its requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[Put] = []
+
+    def next_request(self) -> Put | None:
+        return next((request for request in self.requests if not request.answer), None)
+
+    def wait_while_paused(self, meanwhile) -> None:
+        pass
 
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_what_the_operator_puts_in_place_during_a_question_is_what_runs(trainer, answer):
-    made = trainer(LOOSE)
-    made.run_episode()
-    made.run_episode()
+    desk = Desk()
 
-    def ask(text: str) -> bool:
-        policy = policy_from_arrays(made.task.spec, made.run.load_episode(1)[0])
-        made.put(dataclasses.replace(made.state, policy=policy))
-        return answer
+    def ask(question: str, meanwhile) -> bool:
+        if made.episode == 2:
+            desk.requests.append(Put(made, 1))
+            meanwhile()
+            assert desk.requests[0].answer == "done"
+            return answer
+        return True
 
-    made.callbacks[0].approve = ask
-    made.run_episode()
+    made = trainer(LOOSE, ask, desk)
+    for _ in range(3):
+        made.run_episode()
     assert ran(made, 3) == ran(made, 1) != ran(made, 2)
 
 
 def test_what_the_operator_has_put_in_place_holds_after_a_resume(trainer):
-    made = trainer(LOOSE)
+    desk = Desk()
+    made = trainer(LOOSE, control=desk)
     for _ in range(3):
         made.run_episode()
-    policy = policy_from_arrays(made.task.spec, made.run.load_episode(2)[0])
-    made.put(dataclasses.replace(made.state, policy=policy))
-    again = trainer(SETTINGS)
-    again.callbacks[0].approve = lambda text: pytest.fail("it needs no approval")
+    desk.requests.append(Put(made, 2))
+    made._apply_requests()
+    elsewhere = trainer(SETTINGS, robot_name="soft-arm")
+    elsewhere.resume()
+    assert not elsewhere._chosen_by_operator
+    assert weights(elsewhere.state.policy) == ran(made, 2)
+
+    asked = []
+    again = trainer(LOOSE, lambda question, meanwhile: bool(asked.append(question)))
     again.resume()
     again.run_episode()
+    assert asked == []  # it needs no approval
     assert ran(again, 4) == ran(again, 2)
-    assert again.state.policy is not again.operators_policy  # the next one is the learner's own
-
-    made.episode = 4
-    made.put(dataclasses.replace(again.state, policy=policy))
-    elsewhere = trainer(SETTINGS)
-    elsewhere.config = dataclasses.replace(elsewhere.config, robot="soft-arm")
-    elsewhere.resume()
-    assert elsewhere.operators_policy is None
-    assert weights(elsewhere.state.policy) == ran(made, 2)
+    again.run_episode()
+    assert len(asked) == 1  # the next one is the learner's own
 
 
 def test_a_policy_that_cannot_be_kept_is_not_put_in_place(trainer, monkeypatch):
-    made = trainer(LOOSE)
+    desk = Desk()
+    made = trainer(LOOSE, control=desk)
     made.run_episode()
     before = made.state
 
     def full(*_: object, **__: object) -> None:
         raise UserError("the disk is full.")
 
-    monkeypatch.setattr(made.run, "save_checkpoint", full)
-    with pytest.raises(UserError, match="full"):
-        made.put(dataclasses.replace(before, policy=between(before.policy, before.policy, 0.5)))
-    assert (made.state, made.operators_policy) == (before, None)
+    monkeypatch.setattr(made.recorder.run, "save_checkpoint", full)
+    desk.requests.append(Put(made, 1))
+    made._apply_requests()
+    assert desk.requests[0].answer == "refused: the disk is full."
+    assert made.state is before
+    assert not made._chosen_by_operator
 
 
 def recalled(settings: GuardSettings, rows: list[dict], here: str = "a@tcp/1", started: str = "a@tcp/1") -> float:
     """The share of the range with which a run goes on after these lines of metrics.jsonl."""
-    folder = SimpleNamespace(read_metrics=lambda: rows, config={"robot": started})
-    config, robot = SimpleNamespace(robot=here), RemoteRobot("tcp/127.0.0.1:1", make_task("excavator"))
-    guard = Guard(settings)
-    guard.state = GuardState(settings.first_authority)
-    guard._recall(SimpleNamespace(run=folder, config=config, robot=robot, episode=len(rows)))
+    task = make_task("excavator")
+    guard, robot = Guard(task, settings), RemoteRobot("tcp/127.0.0.1:1", task)
+    recorder: Any = SimpleNamespace(
+        metrics=lambda: rows, started_on=started, load_record=lambda k: None, load_policy=lambda k, spec: None
+    )
+    guard.resume(recorder, len(rows), robot, here)
     return guard.state.authority
 
 
@@ -308,6 +341,11 @@ def test_a_given_authority_caps_what_a_resumed_run_has_earned():
     assert recalled(GuardSettings(authority=0.6), rows) == 0.6
     assert recalled(GuardSettings(authority=0.5), rows) == 0.5
     assert recalled(GuardSettings(authority=1.0), rows) == 0.9
+
+
+def test_a_run_that_comes_to_another_machine_says_so():
+    assert recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], "a@tcp/2", "a@tcp/1")[1]
+    assert not recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], "a@tcp/1", "a@tcp/1")[1]
 
 
 def test_what_was_earned_on_one_machine_does_not_hold_on_another():
@@ -328,9 +366,8 @@ def test_null_in_the_metrics_is_an_episode_without_a_measurement():
 
 
 def test_the_first_policy_is_asked_for_too(trainer):
-    made, asked = trainer(SETTINGS), []
-    guard = Guard(SETTINGS, approve=lambda text: bool(asked.append(text)))
-    made.callbacks = (guard,)
+    asked = []
+    made = trainer(SETTINGS, lambda question, meanwhile: bool(asked.append(question)))
     with pytest.raises(UserError, match="did not approve the first policy"):
         made.run_episode()
     assert "50 % of the command range" in asked[0]
@@ -344,11 +381,15 @@ def test_asking_needs_a_terminal(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+def nothing() -> None:
+    """What the loop has to do while somebody is asked."""
+
+
 @pytest.mark.parametrize(("word", "answer"), [("yes", True), ("NO", False)])
 def test_approval_by_file(tmp_path, word, answer):
     question = tmp_path / "question"
     (tmp_path / "question.answer").write_text("stale")
-    ask = ask_by_file(question, lambda: False, every_s=0.01)
+    ask = ask_by_file(question, lambda: False, period_s=0.01)
 
     def operator() -> None:
         while not question.exists():
@@ -357,14 +398,14 @@ def test_approval_by_file(tmp_path, word, answer):
 
     thread = threading.Thread(target=operator)
     thread.start()
-    assert ask("commands change") is answer
+    assert ask("commands change", nothing) is answer
     thread.join()
     assert not question.exists()
 
 
 def test_a_stop_ends_the_waiting_for_a_file(tmp_path):
     with pytest.raises(EpisodeAbandoned):
-        ask_by_file(tmp_path / "question", lambda: True, every_s=0.01)("commands change")
+        ask_by_file(tmp_path / "question", lambda: True, period_s=0.01)("commands change", nothing)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -381,12 +422,12 @@ def terminal(monkeypatch):
 @pytest.mark.parametrize(("typed", "answer"), [(b"y\n", True), (b"n\n", False), (b"\n", False), (b"\x04", False)])
 def test_approval_in_the_terminal(terminal, typed, answer):
     os.write(terminal, typed)
-    assert ask_in_terminal(lambda: False, every_s=0.01)("commands change") is answer
+    assert ask_in_terminal(lambda: False, period_s=0.01)("commands change", nothing) is answer
 
 
 def test_a_stop_ends_the_waiting_in_the_terminal(terminal):
     with pytest.raises(EpisodeAbandoned):
-        ask_in_terminal(lambda: True, every_s=0.01)("commands change")
+        ask_in_terminal(lambda: True, period_s=0.01)("commands change", nothing)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +445,7 @@ def test_a_way_to_ask_that_cannot_work_is_refused_before_anything_else(tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("field", ["command_change", "error_factor", "worse", "widen", "authority", "proven"])
+@pytest.mark.parametrize("field", ["policy_change", "error_factor", "worse", "widen", "authority", "proven"])
 def test_settings_say_what_is_wrong(field):
     with pytest.raises(UserError, match=field):
         GuardSettings(**{field: -1.0})
@@ -419,7 +460,7 @@ def test_a_policy_that_learned_from_a_log_is_what_the_guard_remembers(trainer):
     settings = HYPER.with_changes({"imagination.trajectories": 4})
     config = dataclasses.replace(made.config, settings=settings)
     prior = Prior(taken=(rows,))
-    made = Trainer(made.robot, config, made.run, made.callbacks, prior)
+    made = Trainer(made.robot, config, made.recorder, supervisor=made.supervisor, prior=prior)
     untrained = weights(made.state.policy)
     made.run_episode()
-    assert weights(made.callbacks[0]._ran) == weights(made.callbacks[0]._good) == ran(made, 1) != untrained
+    assert weights(made.supervisor._ran) == weights(made.supervisor._good) == ran(made, 1) != untrained

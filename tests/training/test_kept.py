@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from firsthand.training.loop import proof
+from firsthand.training.kept import PolicyKeeper, proof
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,17 @@ def test_a_policy_is_proven_by_its_own_episode_and_the_ones_before(errors, expec
 
 def test_an_episode_in_which_nothing_was_measured_proves_nothing():
     assert not proof([1.0, 1.0, np.nan]) < np.inf
+
+
+def test_the_keeper_keeps_the_best_proven_policy_of_those_that_were_measured():
+    keeper, policies = PolicyKeeper(), [object() for _ in range(5)]
+    steps = [(4.0, 1.0), (3.0, 1.0), (1.0, 0.4), (1.5, 1.0), (9.0, 1.0)]  # error, share that was measured
+    changed = [
+        keeper.consider(policy, episode, error, share)  # pyright: ignore[reportArgumentType]
+        for episode, (policy, (error, share)) in enumerate(zip(policies, steps, strict=True), 1)
+    ]
+    assert changed == [True, True, False, True, False]
+    assert keeper.kept is not None
+    assert keeper.kept.policy is policies[3]
+    assert (keeper.kept.episode, keeper.kept.tracking_error) == (4, 1.5)
+    assert keeper.kept.proof == pytest.approx((3.0 + 1.0 + 1.5) / 3)

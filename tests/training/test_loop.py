@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
-from firsthand.agent import Settings
+from firsthand.agent import Agent, Settings
 from firsthand.models import Policy
 from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.plants.probes import ScalarPlant
@@ -21,8 +20,17 @@ from firsthand.robots import EpisodeRecord, SimulatedRobot
 from firsthand.runs import RunFolder
 from firsthand.runs.pytrees import to_arrays
 from firsthand.tasks import Task, excavator_task
-from firsthand.training import Callback, PayloadSchedule, Trainer, TrainingConfig, TrainingStopped, preset
+from firsthand.training import (
+    Callback,
+    FolderRecorder,
+    MemoryRecorder,
+    Trainer,
+    TrainingConfig,
+    TrainingStopped,
+    preset,
+)
 from firsthand.training.display import TrainingDisplay
+from firsthand.training.learning import Learner
 
 SMALL = {"model.steps": 20, "model.hidden": (16,)}
 HYPER = {
@@ -76,7 +84,7 @@ def numbers(tree: Any) -> dict[str, bytes]:
 
 @every
 def test_what_an_episode_leaves(settings: Settings, task: Task, run: RunFolder) -> None:
-    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings), run)
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings), FolderRecorder(run))
     for _ in range(4):
         trainer.run_episode()
     lines = run.read_metrics()
@@ -98,28 +106,32 @@ def test_what_an_episode_leaves(settings: Settings, task: Task, run: RunFolder) 
             name.removeprefix("learner."): array.tobytes() for name, array in run.load_checkpoint().arrays.items()
         }.items()
     )
-    assert int(trainer.buffer.size) == 4 * 6 * 20
+    assert int(trainer.learner.buffer.size) == 4 * 6 * 20
 
 
 @pytest.mark.parametrize("lost", ["later", "damaged"])
 def test_the_kept_policy_is_one_of_the_episodes_that_stay(lost: str, task: Task, run: RunFolder) -> None:
     """Killed after the kept policy was written and before the checkpoint, or the file is damaged."""
-    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), run)
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), FolderRecorder(run))
     for _ in range(3):
         trainer.run_episode()
-    kept, proven = run.load_best(), trainer.best_error
+    kept, before = run.load_best(), trainer.recorder.kept
     assert kept is not None
+    assert before is not None
     if lost == "later":
         weights = {name: array + 1 for name, array in kept[0].items()}
         run.save_best(weights, {"episode": 4, "tracking_error": 0.0})
     else:
         (run.path / "best.safetensors").write_bytes(b"no policy")
-    again = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), run)
+    again = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), FolderRecorder(run))
     again.resume()
     restored = run.load_best()
     assert restored is not None
     assert restored[1] == kept[1]
-    assert again.best_error == pytest.approx(proven)
+    after = again.recorder.kept
+    assert after is not None
+    assert after[1:] == pytest.approx(before[1:])
+    assert numbers(after.policy) == numbers(before.policy)
     assert {n: a.tobytes() for n, a in restored[0].items()} == {n: a.tobytes() for n, a in kept[0].items()}
 
 
@@ -129,7 +141,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(settings: Settings
         trainer = Trainer(SimulatedRobot(ScalarPlant(), task, seed=seed), config(settings, seed))
         trainer.run_episode()
         trainer.run_episode()
-        return numbers({"state": trainer.state, "data": trainer.buffer.states})
+        return numbers({"state": trainer.state, "data": trainer.learner.buffer.states})
 
     first, other = train(1), train(2)
     assert train(1) == first
@@ -155,29 +167,23 @@ def test_a_change_of_payload_reaches_the_plant_and_compiles_nothing(compilations
     task = excavator_task(trajectories=2, steps=10, hidden=(8,))
     policy = Policy.random(task.spec, key=jax.random.key(0), last_gain=1.0)
     robot = SimulatedRobot(ExcavatorFlow(), task, loaded=ExcavatorFlow().with_payload)
-    trainer = SimpleNamespace(robot=robot)
-    schedule = PayloadSchedule({2: 300.0, 4: 0.0})
     goals = task.sample_goals(np.random.default_rng(0), robot.measured(), 2)
     start = robot.snapshot()
 
-    def episode(number: int) -> np.ndarray:
-        schedule.before_episode(trainer, number)
+    def episode() -> np.ndarray:
         robot.restore(start)
         return robot.run_episode(policy, goals).measured
 
-    first = episode(1)
+    first = episode()
     with compilations() as compiled:
-        second, third, fourth = episode(2), episode(3), episode(4)
-        resumed = SimulatedRobot(ExcavatorFlow(), task, loaded=ExcavatorFlow().with_payload)
-        trainer.robot = resumed
-        schedule.before_episode(trainer, 3)
+        robot.set_payload(300.0)
+        second, third = episode(), episode()
+        robot.set_payload(0.0)
+        fourth = episode()
     assert compiled.count == 0
     assert not np.array_equal(first, second)
     np.testing.assert_array_equal(second, third)
     np.testing.assert_array_equal(first, fourth)
-    # Resumed at episode 3, the robot still carries what it was given at episode 2.
-    resumed.restore(start)
-    np.testing.assert_array_equal(resumed.run_episode(policy, goals).measured, third)
 
 
 class BreakingPlant(ScalarPlant):
@@ -192,12 +198,12 @@ class BreakingPlant(ScalarPlant):
 class Break(Callback):
     """Breaks the sensor before an episode."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+    def __init__(self, robot: SimulatedRobot, at: int) -> None:
+        self.robot, self.at = robot, at
 
-    def before_episode(self, trainer: Any, episode: int) -> None:
+    def before_episode(self, episode: int) -> None:
         if episode == self.at:
-            trainer.robot.plant = eqx.tree_at(lambda plant: plant.broken, trainer.robot.plant, jnp.asarray(1.0))
+            self.robot.plant = eqx.tree_at(lambda plant: plant.broken, self.robot.plant, jnp.asarray(1.0))
 
 
 class Distorted(SimulatedRobot):
@@ -231,7 +237,7 @@ def check_stopped(trainer: Trainer, run: RunFolder) -> None:
 @every
 def test_a_robot_that_measures_nothing_any_more_stops_the_run(settings: Settings, task: Task, run: RunFolder) -> None:
     robot = SimulatedRobot(BreakingPlant(), task)
-    check_stopped(Trainer(robot, config(settings), run, callbacks=(Break(at=3),)), run)
+    check_stopped(Trainer(robot, config(settings), FolderRecorder(run), callbacks=(Break(robot, at=3),)), run)
 
 
 @every
@@ -241,13 +247,13 @@ def test_data_that_blows_up_the_model_stops_the_run(
     robot = Distorted(ScalarPlant(), task)
 
     class Spoil(Callback):
-        def before_episode(self, trainer: Any, episode: int) -> None:
+        def before_episode(self, episode: int) -> None:
             if episode == 3:
                 # Finite, so that it passes for a measurement, and too large to be squared.
                 robot.distort = lambda record: dataclasses.replace(record, measured=record.measured + np.float32(1e30))
 
     display = TrainingDisplay(config(settings), run.path)
-    check_stopped(Trainer(robot, config(settings), run, callbacks=(Spoil(), display)), run)
+    check_stopped(Trainer(robot, config(settings), FolderRecorder(run), callbacks=(Spoil(), display)), run)
     said = capsys.readouterr().err
     for episode, refused in ((3, 1), (4, 2), (5, 3)):
         assert f"episode {episode}: the update was refused" in said
@@ -263,7 +269,7 @@ def test_a_policy_is_not_proven_by_the_few_steps_that_a_bad_sensor_leaves(task: 
 
     robot = Distorted(ScalarPlant(), task)
     robot.distort = spoil
-    trainer = Trainer(robot, config(HYPER["paper"]), run)
+    trainer = Trainer(robot, config(HYPER["paper"]), FolderRecorder(run))
     summary = trainer.run_episode()
     assert summary.record.valid.all()
     assert summary.metrics["valid_share"] == pytest.approx(5 / 20)
@@ -276,15 +282,20 @@ def test_a_policy_is_not_proven_by_the_few_steps_that_a_bad_sensor_leaves(task: 
 
 def test_a_good_update_ends_a_row_of_refused_ones(task: Task) -> None:
     # A cost that is not finite, though all data are: the gradient is to blame, not the model.
-    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]))
+    broken = dataclasses.replace(task, cost=dataclasses.replace(task.cost, length_scale=1e-30))
+
+    class BreaksTwice(Learner):
+        def observe(self, *arguments: Any) -> Any:
+            cost = broken.cost if trainer.episode in (1, 2) else task.cost
+            self.agent = Agent(task.spec, cost, self.settings)
+            return super().observe(*arguments)
+
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), learner=BreaksTwice)
     trainer.run_episode()
-    cost = task.cost
     for row in (1, 2):
-        trainer.task = dataclasses.replace(task, cost=dataclasses.replace(cost, length_scale=1e-30))
         summary = trainer.run_episode()
         assert summary.metrics["update_accepted"] is False
         assert int(trainer.state.refused_in_a_row) == row
-    trainer.task = task
     summary = trainer.run_episode()
     assert summary.metrics["update_accepted"] is True
     assert int(trainer.state.refused_in_a_row) == 0
@@ -309,13 +320,13 @@ def test_one_bad_sample_is_left_out_and_learning_goes_on(
         summary = trainer.run_episode()
         assert summary.metrics["update_accepted"] is True
         # The step to it and the step from it.
-        assert int(trainer.buffer.size) == episode * (6 * 20 - 2)
-        assert np.isfinite(np.asarray(trainer.buffer.states)).all()
-        assert np.isfinite(np.asarray(trainer.buffer.following)).all()
+        assert int(trainer.learner.buffer.size) == episode * (6 * 20 - 2)
+        assert np.isfinite(np.asarray(trainer.learner.buffer.states)).all()
+        assert np.isfinite(np.asarray(trainer.learner.buffer.following)).all()
         measures = ("tracking_error", "rms_error", "max_error", "controller_loss", "cost", "model_loss")
         assert all(np.isfinite(summary.metrics[measure]) for measure in measures)
         after = numbers(trainer.state.policy)
-        assert (after != before) == (summary.metrics["policy_steps"] > 0)
+        assert (after != before) == (summary.metrics["steps_taken"] > 0)
         assert episode > 1 or after != before
         before = after
 
@@ -324,3 +335,43 @@ def test_training_on_the_probe_learns(task: Task) -> None:
     trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["fast"]))
     errors = [trainer.run_episode().metrics["tracking_error"] for _ in range(EPISODES)]
     assert np.mean(errors[-2:]) < 0.4 * errors[0]
+
+
+def test_a_run_in_memory_keeps_what_a_run_in_a_folder_keeps(task: Task, run: RunFolder) -> None:
+    made = [
+        Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), recorder)
+        for recorder in (MemoryRecorder(), FolderRecorder(run))
+    ]
+    for trainer in made:
+        for _ in range(4):
+            trainer.run_episode()
+    memory, folder = (trainer.recorder for trainer in made)
+    best = run.load_best()
+    assert memory.kept is not None
+    assert folder.kept is not None
+    assert best is not None
+    assert memory.kept[1:] == folder.kept[1:]
+    assert memory.kept.episode == best[1]["episode"]
+    assert named_bytes(memory.kept.policy.arrays()) == named_bytes(best[0])
+    assert [row["tracking_error"] for row in memory.metrics()] == [row["tracking_error"] for row in folder.metrics()]
+    for episode in (1, 4):
+        assert numbers(memory.load_policy(episode, task.spec)) == numbers(folder.load_policy(episode, task.spec))
+        np.testing.assert_array_equal(memory.load_record(episode).measured, folder.load_record(episode).measured)
+
+
+def named_bytes(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
+def test_what_callbacks_see_cannot_be_changed(task: Task) -> None:
+    class Meddle(Callback):
+        def after_episode(self, summary: Any) -> None:
+            with pytest.raises(TypeError):
+                summary.metrics["tracking_error"] = 0.0
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                summary.episode = 7
+            seen.append(summary.episode)
+
+    seen: list[int] = []
+    Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), callbacks=(Meddle(),)).run_episode()
+    assert seen == [1]

@@ -19,7 +19,7 @@ from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.runs import RunFolder
 from firsthand.runs.pytrees import to_arrays
 from firsthand.tasks import Task
-from firsthand.training import Trainer, TrainingConfig, preset
+from firsthand.training import FolderRecorder, Trainer, TrainingConfig, preset
 from firsthand.training.origin import InitFrom, TakenLog
 from firsthand.training.prior import Prior, gather
 
@@ -72,7 +72,7 @@ def start(task: Task, prior: Prior, path: Path, settings: Settings = HYPER) -> T
     config = TrainingConfig("excavator", "fast", settings, EPISODES, init_from=prior.init, data=prior.logs)
     stored = {**config.as_dict(), ROBOT_DESCRIPTION: RobotDescription.of(task).as_dict()}
     run = RunFolder.create(path, stored, provenance={}, data=prior.files())
-    return Trainer(SimulatedRobot(ScalarPlant(), task), config, run, prior=prior)
+    return Trainer(SimulatedRobot(ScalarPlant(), task), config, FolderRecorder(run), prior=prior)
 
 
 def resumed(task: Task, path: Path) -> Trainer:
@@ -83,13 +83,18 @@ def resumed(task: Task, path: Path) -> Trainer:
     except UserError:
         run.close()
         raise
-    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config, run, prior=prior)
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config, FolderRecorder(run), prior=prior)
     trainer.resume()
     return trainer
 
 
+def folder_of(trainer: Trainer) -> RunFolder:
+    assert isinstance(trainer.recorder, FolderRecorder)
+    return trainer.recorder.run
+
+
 def numbers(trainer: Trainer) -> dict[str, bytes]:
-    tree: Any = {"state": trainer.state, "buffer": trainer.buffer, "robot": trainer.robot.snapshot()}
+    tree: Any = {"state": trainer.state, "buffer": trainer.learner.buffer, "robot": trainer.robot.snapshot()}
     return {name: array.tobytes() for name, array in to_arrays(tree).items()}
 
 
@@ -97,10 +102,10 @@ def numbers(trainer: Trainer) -> dict[str, bytes]:
 def test_resuming_rebuilds_the_same_buffer_and_the_same_learner(task: Task, log: Path, tmp_path: Path) -> None:
     prior = gather(task.spec, data=[log])
     whole = start(task, prior, tmp_path / "whole")
-    assert int(whole.buffer.size) == prior.rows == ROWS
+    assert int(whole.learner.buffer.size) == prior.rows == ROWS
     for _ in range(DONE):
         whole.run_episode()
-    assert int(whole.buffer.size) == ROWS + DONE * 6 * 20
+    assert int(whole.learner.buffer.size) == ROWS + DONE * 6 * 20
 
     parts = start(task, prior, tmp_path / "parts")
     log.unlink()  # what was taken is in the run folder
@@ -123,11 +128,11 @@ def test_what_is_taken_and_what_is_refused_is_remembered(task: Task, log: Path, 
     # One row is bad, two stretches begin without their last command and end without a successor.
     assert (taken.rows, taken.taken, sum(taken.refused.values())) == (900, 895, 5)
     trainer = start(task, prior, tmp_path / "run")
-    assert trainer.run is not None
-    stored = TrainingConfig.from_dict(trainer.run.config)
+    stored = TrainingConfig.from_dict(folder_of(trainer).config)
     assert stored.data == (taken,)
     assert stored.data[0].path == str(log.resolve())
-    x, u, y = (np.asarray(a[:ROWS]) for a in (trainer.buffer.states, trainer.buffer.commands, trainer.buffer.following))
+    buffer = trainer.learner.buffer
+    x, u, y = (np.asarray(a[:ROWS]) for a in (buffer.states, buffer.commands, buffer.following))
     np.testing.assert_allclose(y[:, 0], x[:, 0] + 0.1 * u[:, 0], atol=1e-6)
 
 
@@ -160,8 +165,7 @@ def source(task: Task, path: Path) -> Trainer:
     trainer = start(task, Prior(), path)
     trainer.run_episode()
     trainer.run_episode()
-    assert trainer.run is not None
-    trainer.run.close()
+    folder_of(trainer).close()
     return trainer
 
 
@@ -181,12 +185,11 @@ def test_another_runs_parts_are_taken_over(parts: Any, task: Task, tmp_path: Pat
         expected = getattr((other if taken else fresh).state, part)
         ours, theirs = (to_arrays(tree) for tree in (getattr(trainer.state, part), expected))
         assert {n: a.tobytes() for n, a in ours.items()} == {n: a.tobytes() for n, a in theirs.items()}
-    assert trainer.run is not None
-    trainer.run.close()
+    folder_of(trainer).close()
     shutil.rmtree(tmp_path / "other")  # the run needs it no more
     again = resumed(task, tmp_path / "run")
     assert numbers(again) == numbers(trainer)
-    assert TrainingConfig.from_dict(again.run.config).init_from == prior.init  # pyright: ignore[reportOptionalMemberAccess]
+    assert TrainingConfig.from_dict(folder_of(again).config).init_from == prior.init
 
 
 def test_what_cannot_be_started_from(task: Task, log: Path, tmp_path: Path) -> None:
@@ -210,8 +213,7 @@ def test_what_cannot_be_started_from(task: Task, log: Path, tmp_path: Path) -> N
 
 def test_kept_data_that_was_changed_is_noticed(task: Task, log: Path, tmp_path: Path) -> None:
     trainer = start(task, gather(task.spec, data=[log]), tmp_path / "run")
-    assert trainer.run is not None
-    trainer.run.close()
+    folder_of(trainer).close()
     file = tmp_path / "run" / "data" / "000001.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

@@ -31,30 +31,34 @@ def line(episode: int, error: float | None) -> dict:
     return {"episode": episode, "tracking_error": error, "update_accepted": True, "note": "words are no scalars"}
 
 
+def write(folder: Path, *lines: dict) -> None:
+    with EventFiles(folder, lambda: lines):
+        pass
+
+
 def test_earlier_episodes_and_new_ones_are_there_at_once(tmp_path: Path) -> None:
-    events = EventFiles(tmp_path, [line(1, 2.5), line(2, None)])
     still = np.zeros((1, 2, 1), np.float32)
     record = EpisodeRecord.complete(np.zeros((1, 1), np.float32), still, still[:, :1], still)
-    events.after_episode(None, EpisodeSummary(3, line(3, 0.25), record))
-    assert scalars(tmp_path) == {
-        "tracking_error": [(1, 2.5), (3, 0.25)],
-        "update_accepted": [(1, 1.0), (2, 1.0), (3, 1.0)],
-    }
-    events.close()
+    with EventFiles(tmp_path, lambda: [line(1, 2.5), line(2, None)]) as events:
+        events.after_episode(EpisodeSummary(3, line(3, 0.25), record))
+        assert scalars(tmp_path) == {
+            "tracking_error": [(1, 2.5), (3, 0.25)],
+            "update_accepted": [(1, 1.0), (2, 1.0), (3, 1.0)],
+        }
 
 
 def test_writing_again_leaves_nothing_of_what_a_run_has_dropped(tmp_path: Path) -> None:
-    EventFiles(tmp_path, [line(1, 2.5), line(2, 1.0)]).close()
-    EventFiles(tmp_path, [line(1, 2.5), line(2, 0.5)]).close()
+    write(tmp_path, line(1, 2.5), line(2, 1.0))
+    write(tmp_path, line(1, 2.5), line(2, 0.5))
     assert scalars(tmp_path)["tracking_error"] == [(1, 2.5), (2, 0.5)]
 
 
 def test_infinite_numbers_do_not_stop_it(tmp_path: Path) -> None:
-    EventFiles(tmp_path, [line(1, math.inf)]).close()
+    write(tmp_path, line(1, math.inf))
     assert scalars(tmp_path)["tracking_error"] == [(1, math.inf)]
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("")
     with pytest.raises(UserError, match="tensorboard"):
-        EventFiles(tmp_path / "tensorboard", [])
+        write(tmp_path / "tensorboard")

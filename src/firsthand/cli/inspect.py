@@ -32,12 +32,12 @@ class Inspect:
 
     def run(self) -> int:
         """Push, report, write. Exit code 130 after Ctrl-C; what was learned until then is reported, too."""
+        from ..console import notify
         from ..inspection import InspectionSettings, conclude, excite, write_inspection
         from ..inspection.plan import make_plan, usual_minutes
         from ..robots.onboard import set_authority
         from ..robots.registry import find_robot
         from ..robots.user_file import short_name
-        from ..training.display import say
 
         settings = InspectionSettings(1.0 if self.minutes is None else self.minutes, self.amplitude, self.seed)
         found = find_robot(self.robot, approve=True)
@@ -55,20 +55,22 @@ class Inspect:
             )
         with closing(robot):
             check_goes_on(robot)
-            say(
+            notify(
                 f"Inspecting {self.robot}: {task.spec.layout.num_commands} channels, pushes up to {self.amplitude:g} "
                 f"of half the command range, about {settings.minutes:g} min of robot time. Ctrl-C stops."
             )
             with Interrupt() as interrupt, _Bar(task.spec.period_s, plan.total) as bar:
                 recording = excite(robot, settings, progress=bar.show, stop=interrupt.pressed)
         if not recording.pushes:
-            say(f"Stopped before the first push ({recording.stopped}); the robot is neutral, and nothing is written.")
+            notify(
+                f"Stopped before the first push ({recording.stopped}); the robot is neutral, and nothing is written."
+            )
             return 130
         inspection = conclude(self.robot, task.spec, settings, recording)
         _print(inspection)
         print(f"Written: {write_inspection(inspection, folder)}")
         if interrupt.pressed():
-            say("Stopped by Ctrl-C; the robot was left neutral.")
+            notify("Stopped by Ctrl-C; the robot was left neutral.")
             return 130
         if recording.stopped:
             raise UserError(f"the inspection ended early: {recording.stopped.removesuffix('.')}.")
@@ -100,7 +102,7 @@ class _Bar:
     def __init__(self, period_s: float, total: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
-        from ..training.display import console
+        from ..console import console
 
         self.period_s, self.said = period_s, ""
         self.progress = Progress(
@@ -123,7 +125,7 @@ class _Bar:
 
     def show(self, done: int, total: int, doing: str) -> None:
         """So many control periods are done."""
-        from ..training.display import say
+        from ..console import notify
 
         minutes, seconds = divmod(round((total - done) * self.period_s), 60)
         left = f"{minutes}:{seconds:02} of robot time left"
@@ -131,7 +133,7 @@ class _Bar:
             self.progress.update(self.bar, completed=done, description=doing, left=left)
         elif doing.split(":")[0] != self.said:
             self.said = doing.split(":")[0]
-            say(f"{self.said} · {left}")
+            notify(f"{self.said} · {left}")
 
 
 def _print(inspection: Any) -> None:

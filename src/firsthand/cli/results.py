@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..cache import cache_folder
+from ..console import notify
 from ..errors import UserError
 from ..evaluation import Evaluation, can_go_back
 from ..evaluation.oracle import OracleBudget, OracleResult, cached_oracle, store_oracle, train_oracle
@@ -18,7 +19,6 @@ from ..evaluation.published import published
 from ..report.gather import first_middle_last, kept_policy_name
 from ..robots import AbstractRobot
 from ..robots.registry import NamedRobot
-from ..training.display import say
 from ..training.prior import Prior
 from ..training.run import Run
 from ..units import METRES, Unit, unit_of
@@ -109,9 +109,9 @@ def print_prior(prior: Prior) -> None:
     console = Console(stderr=True)
     if prior.init is not None:
         what = {"both": "model and policy"}.get(prior.init.parts, prior.init.parts)
-        say(f"Starting with the {what} of {prior.init.path} after episode {prior.init.episode}.")
+        notify(f"Starting with the {what} of {prior.init.path} after episode {prior.init.episode}.")
     for note in prior.notes:
-        say(note)
+        notify(note)
     if not prior.logs:
         return
     table = Table(title="Learning first from what is there", box=SIMPLE_HEAD, pad_edge=False)
@@ -124,7 +124,7 @@ def print_prior(prior: Prior) -> None:
         why = "\n".join([*reasons, *([log.note] if log.note else [])])
         table.add_row(escape(log.path), str(log.taken), str(sum(log.refused.values())), escape(why))
     console.print(table)
-    say("The model learns from them before the first episode; that takes a minute or so.")
+    notify("The model learns from them before the first episode; that takes a minute or so.")
 
 
 def evaluate_kept(run: Run, robot: AbstractRobot, oracle: OracleResult | None) -> tuple[str, Evaluation]:
@@ -152,10 +152,12 @@ def finish(path: Path, found: NamedRobot) -> None:
             oracle = find_oracle(robot, compute=False)
             name, result = evaluate_kept(run, robot, oracle)
             if run.kept_episode() is None:
-                say(f"No episode has proven a policy: in each, half of the steps or more do not count. This is {name}.")
+                notify(
+                    f"No episode has proven a policy: in each, half of the steps or more do not count. This is {name}."
+                )
             print_evaluation(run.config.robot, unit_of(run.description.unit), result, oracle)
         else:
-            say(
+            notify(
                 "The machine is not moved for an evaluation unless that is asked for: "
                 f"firsthand evaluate {shlex.quote(str(path))} follows the references on it."
             )

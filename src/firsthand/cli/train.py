@@ -2,10 +2,7 @@
 
 import contextlib
 import dataclasses
-import os
 import shlex
-import signal
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,7 +64,7 @@ class Train:
         from ..robots.registry import find_robot
         from ..runs import RunFolder, provenance
         from ..training import TrainingConfig
-        from ..training.guard import check_way_to_ask
+        from ..training.approval import check_way_to_ask
         from ..training.prior import Prior, gather
         from .results import finish, print_prior
 
@@ -102,122 +99,122 @@ class Train:
             print_prior(prior)
             config = dataclasses.replace(config, init_from=prior.init, data=prior.logs)
             made = self._robot(config, found)  # before there is a folder: what does not fit it leaves none behind
-            stored = {**config.as_dict(), ROBOT_DESCRIPTION: made[0].description().as_dict()}
+            stored = {**config.as_dict(), ROBOT_DESCRIPTION: made.description().as_dict()}
             run = RunFolder.create(path, stored, provenance=provenance.collect(), data=prior.files())
         with run:
-            robot, guards = made or self._robot(config, found)
+            robot = made or self._robot(config, found)
             with contextlib.closing(robot):
-                code = self._train(run, config, robot, guards, prior)
+                code = self._train(run, config, robot, prior)
         if code == 0 and not self.no_report:
             finish(run.path, found)
         return code
 
-    def _train(self, run: Any, config: Any, robot: Any, guards: tuple[Any, ...], prior: Any) -> int:
+    def _train(self, run: Any, config: Any, robot: Any, prior: Any) -> int:
         """The training itself; the exit code."""
-        from ..control.machine import address_of
+        from ..console import notify
+        from ..robots.base import EpisodeAbandoned
         from ..robots.environment import RobotFailed
-        from ..training import Trainer, TrainingStopped
-        from ..training.callbacks import EpisodeAbandoned
-        from ..training.control import Control
-        from ..training.display import TrainingDisplay, say
+        from ..training import FolderRecorder, Trainer, TrainingStopped
+        from ..training.display import TrainingDisplay
+        from ..training.live import LiveControl
+        from ..training.stopping import StopOnInterrupt, StopRequest
 
-        display, control = TrainingDisplay(config, run.path), Control(run.path, address_of(config.robot))
-        trainer = Trainer(robot, config, run, callbacks=(control, *guards, display), prior=prior)
-        for guard in guards:
-            guard.approve = self._approval(control, trainer)
-        go_on = resume_command(config, run)
+        go_on, stop, recorder = resume_command(config, run), StopRequest(), FolderRecorder(run)
+        control = LiveControl(recorder, robot, config, stop)
+        display, events = TrainingDisplay(config, run.path, robot.task.unit), self._events(recorder)
+        supervisor = self._supervisor(robot, stop, control.ask)
+        watching = (control.progress, display, *events)
+        trainer = Trainer(
+            robot, config, recorder, supervisor=supervisor, control=control, callbacks=watching, prior=prior, stop=stop
+        )
         if self.resume:
             for note in trainer.resume():
-                say(note)
-            say(f"{run.path} has {trainer.episode} of {config.episodes} episodes.")
+                notify(note)
+            notify(f"{run.path} has {trainer.episode} of {config.episodes} episodes.")
         try:
-            with (
-                stop_on_interrupt(trainer, display, go_on),
-                display,
-                self._page(run.path),
-                self._events(trainer),
-                control.serving(trainer),
-            ):
+            with contextlib.ExitStack() as around:
+                around.enter_context(StopOnInterrupt(stop, robot, display, lambda: trainer.episode, go_on))
+                for part in (display, self._page(run.path), *events, control.serving(trainer.episode)):
+                    around.enter_context(part)
                 trainer.train()
                 with contextlib.suppress(EpisodeAbandoned):  # whoever stops does not wait for a robot that is away
-                    robot.measured()  # a robot that failed in the last episode says so now
+                    robot.measured()  # a robot that failed in the last episode reports it now
         except RobotFailed as failed:
             raise UserError(
                 f"{failed} What it did before is kept ({trainer.episode} episodes); continue with: {go_on}"
             ) from failed
         except TrainingStopped as stopped:
-            say(f"firsthand: {stopped}")
+            notify(f"firsthand: {stopped}")
             return 1
-        if trainer.stop_requested:
-            say(f"Stopped after episode {trainer.episode}; everything is written. Continue with: {go_on}")
+        if stop.requested:
+            notify(f"Stopped after episode {trainer.episode}; everything is written. Continue with: {go_on}")
             return 130
         for note in robot.notes():
-            say(note)
+            notify(note)
         return 0
 
     def _origin(self) -> dict[str, Any]:
         """What to start from, as `gather` takes it."""
         return {"init_from": self.init_from, "init": self.init or "both", "data": self.data}
 
-    def _robot(self, config: Any, found: Any) -> tuple[Any, tuple[Any, ...]]:
-        """The robot, and what looks after it."""
+    def _robot(self, config: Any, found: Any) -> Any:
+        """The robot, which must fit the options."""
         robot = found.make(payload_kg=config.payload_kg, seed=config.seed)
-        return robot, self._guards(robot)
+        if self.authority is not None and not robot.has_authority:
+            raise UserError(f"authority is for a robot across the network (tcp/host:port), not for {self.robot}.")
+        self._guard_settings()
+        return robot
 
-    def _guards(self, robot: Any) -> tuple[Any, ...]:
-        """What looks at each new policy before a machine runs it."""
-        from ..training.guard import Guard, GuardSettings
+    def _guard_settings(self) -> Any:
+        from ..training.judgement import GuardSettings
 
-        if not robot.has_authority:
-            if self.authority is not None:
-                raise UserError(f"authority is for a robot across the network (tcp/host:port), not for {self.robot}.")
-            if self.approve is None:
-                return ()
-        return (Guard(GuardSettings(authority=self.authority)),)
+        return GuardSettings(authority=self.authority)
 
-    def _approval(self, control: Any, trainer: Any) -> Any:
-        """How the operator is asked, if he is."""
-        from ..training.guard import ask_by_file, ask_in_terminal
+    def _supervisor(self, robot: Any, stop: Any, ask_at_page: Any) -> Any:
+        """What looks at each new policy before it runs: a guard for a machine, and where somebody wants to be asked."""
+        from ..training.approval import ask_by_file, ask_in_terminal
+        from ..training.guard import Guard
+        from ..training.supervisor import NoSupervisor
 
         def stopped() -> bool:
-            return trainer.stop_requested
+            return stop.requested
 
         if self.approve is None:
-            return None
+            return Guard(robot.task, self._guard_settings()) if robot.has_authority else NoSupervisor()
         if self.approve == "page":
-            return control.ask
-        return ask_in_terminal(stopped) if self.approve == "ask" else ask_by_file(Path(self.approve), stopped)
+            approve = ask_at_page
+        else:
+            approve = ask_in_terminal(stopped) if self.approve == "ask" else ask_by_file(Path(self.approve), stopped)
+        return Guard(robot.task, self._guard_settings(), approve)
 
     def _page(self, run: Path) -> Any:
         """The live page in a process of its own, if it was asked for."""
         if not self.dashboard:
             return contextlib.nullcontext()
+        from ..console import notify
         from ..dashboard.child import page_process
-        from ..training.display import say
 
-        return page_process(run, say)
+        return page_process(run, notify)
 
-    def _events(self, trainer: Any) -> Any:
+    def _events(self, recorder: Any) -> tuple[Any, ...]:
         """TensorBoard's event files beside the metrics, if they were asked for."""
         if not self.tensorboard:
-            return contextlib.nullcontext()
+            return ()
         from ..training.tensorboard import EventFiles
 
-        events = EventFiles(trainer.run.path / "tensorboard", trainer.run.read_metrics())
-        trainer.callbacks = (*trainer.callbacks, events)
-        return contextlib.closing(events)
+        return (EventFiles(recorder.run.path / "tensorboard", recorder.metrics),)
 
     def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def _open(self, path: Path, found: Any):
         """The run to resume and its configuration, after checking that what was given fits it."""
+        from ..console import notify
         from ..robots.address import is_address
         from ..robots.description import ROBOT_DESCRIPTION, RobotDescription
         from ..robots.user_file import robot_file_notes, short_name
         from ..runs import RunFolder, atomic, provenance
         from ..training import TrainingConfig, preset
-        from ..training.display import say
 
         try:
             run = RunFolder.open(path, writer=True)
@@ -233,7 +230,7 @@ class Train:
             before, now = RobotDescription.of_config(run.config, where), RobotDescription.of(found.task)
             same_name = short_name(found.name) == short_name(stored.robot)
             for note in robot_file_notes(before.file, found.file) if same_name else ():
-                say(note)
+                notify(note)
             done = max(run.checkpoints(), default=0)
             if self.episodes is not None and self.episodes < done:
                 raise UserError(f"episodes is {self.episodes}, but {path} has {done} already; give at least as many.")
@@ -255,7 +252,7 @@ class Train:
             ignore += [f"{ROBOT_DESCRIPTION}.{name}" for name in robot if name not in compared]
             run.check_same_config({**wanted.as_dict(), ROBOT_DESCRIPTION: robot}, ignore=ignore)
             for change in provenance.differences(run.provenance, provenance.collect()):
-                say(f"Note: {change} The run goes on, but not bit for bit as it would have.")
+                notify(f"Note: {change} The run goes on, but not bit for bit as it would have.")
         except BaseException:
             run.close()
             raise
@@ -290,47 +287,3 @@ def resume_command(config: Any, run: Any) -> str:
     if config.episodes != run.config["episodes"]:  # config.json says how many were asked for first
         words += ["--episodes", str(config.episodes)]
     return shlex.join(words)
-
-
-LEAVE_S = 4.0
-"""How long leaving at once may take to stop a machine."""
-
-
-class stop_on_interrupt:
-    """Ctrl-C lets the episode and its files be finished, then stops; a second one stops at once, machine included."""
-
-    def __init__(self, trainer: Any, display: Any, resume: str) -> None:
-        self.trainer, self.display, self.resume = trainer, display, resume
-        self.leaving = False
-
-    def __enter__(self) -> None:
-        self.before = signal.signal(signal.SIGINT, self.handle)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self.before)
-
-    def handle(self, *_: object) -> None:
-        """First: ask. Second: stop the machine and leave. Third: leave.
-
-        Not with an exception: raised in a callback of the garbage collector, it would be printed and forgotten. A run
-        folder can be left at any instant.
-        """
-        if not self.trainer.stop_requested:
-            self.trainer.stop_requested = True
-            self.display.stopping()
-            return
-        said = "" if self.leaving else self._stop_machine()
-        self.display.leave(
-            f"{said}Stopped in the middle of episode {self.trainer.episode + 1}, which is lost; what was before is "
-            f"written. Continue with: {self.resume}"
-        )
-        os._exit(130)
-
-    def _stop_machine(self) -> str:
-        """What the machine does now. In a thread: this one may be in the middle of talking to the machine."""
-        self.leaving = True
-        stop, said = self.trainer.robot.stop_at_once, ["The machine could not be told to stop."]
-        thread = threading.Thread(target=lambda: said.append(stop()), daemon=True)
-        thread.start()
-        thread.join(LEAVE_S)
-        return f"{said[-1]} ".lstrip()

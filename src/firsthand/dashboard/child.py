@@ -16,8 +16,8 @@ from ..errors import UserError
 
 
 @contextmanager
-def page_process(run: Path, say: Callable[[str], object]) -> Iterator[None]:
-    """Show the page of a run while the block runs; `say` gets what it prints, such as its address."""
+def page_process(run: Path, notify: Callable[[str], object]) -> Iterator[None]:
+    """Show the page of a run while the block runs; `notify` gets what it prints, such as its address."""
     child = subprocess.Popen(
         [sys.executable, "-m", "firsthand.dashboard.child", str(run)],
         stdin=subprocess.PIPE,
@@ -29,7 +29,7 @@ def page_process(run: Path, say: Callable[[str], object]) -> Iterator[None]:
     def forward() -> None:
         assert child.stdout is not None
         for line in child.stdout:
-            say(line.rstrip("\n"))
+            notify(line.rstrip("\n"))
 
     threading.Thread(target=forward, daemon=True).start()
     try:

@@ -17,7 +17,7 @@ COLUMNS = (
     "closed_loop_growth",
     "gradient_norm",
     "step_norm",
-    "policy_steps",
+    "steps_taken",
     "refused_updates",
     "limit_hits",
     "update_time_s",

@@ -1,8 +1,11 @@
 """The two networks: the policy π_φ and the dynamics model f_θ, both two tanh layers written for one sample."""
 
+from collections.abc import Mapping
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from firsthand_onboard import ControlSpec
@@ -33,6 +36,22 @@ class Policy(eqx.Module):
         """A policy with random weights."""
         sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
         return Policy(initial_layers(sizes, key=key, last_gain=last_gain), spec)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The weights as named arrays, for a file."""
+        named = {}
+        for i, (weight, bias) in enumerate(self.layers):
+            named[f"policy.{i}.weight"], named[f"policy.{i}.bias"] = np.asarray(weight), np.asarray(bias)
+        return named
+
+    @staticmethod
+    def from_arrays(spec: ControlSpec, arrays: Mapping[str, np.ndarray]) -> "Policy":
+        """The policy from named arrays; others are ignored."""
+        layers = tuple(
+            (jnp.asarray(arrays[f"policy.{i}.weight"]), jnp.asarray(arrays[f"policy.{i}.bias"]))
+            for i in range(len(spec.policy.hidden) + 1)
+        )
+        return Policy(layers, spec)
 
     def __call__(
         self, state: Float[Array, " state"], preview: Float[Array, "points outputs"]

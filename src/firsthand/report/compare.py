@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 
 from ..errors import UserError
 from ..evaluation import Evaluation
-from ..training.display import duration
 from ..training.run import Run
-from ..units import UNKNOWN, Unit, number, unit_of
+from ..units import UNKNOWN, Unit, duration, number, unit_of
 from . import figures
 from .data import History, PathAxes, PathPanel
 from .html import document, image

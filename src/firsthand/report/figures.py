@@ -376,7 +376,7 @@ def health(
     logarithmic(axes[0, 0], "Gradient norm", "gradient_norm")
     # Where steps grow with the trust region, or are refined, η/(2√ε) bounds only the first of an episode.
     logarithmic(axes[0, 1], "Step norm", "step_norm", None if trust_region else step_bound, "bound η/(2√ε)")
-    counts(axes[1, 0], "Policy steps taken", history.column("policy_steps"))
+    counts(axes[1, 0], "Policy steps taken", history.column("steps_taken"))
     counts(axes[1, 1], "Refused updates so far", history.column("refused_updates"))
     at_limit = 100 * history.column("limit_hits") / max(steps_per_episode, 1)
     linear(axes[2, 0], "Steps at a position limit (%)", at_limit, least=1.0)

@@ -12,8 +12,7 @@ import numpy as np
 from ..evaluation import Evaluation, TrackingMetrics
 from ..evaluation.published import published
 from ..robots.description import ROBOT_DESCRIPTION
-from ..training.display import duration
-from ..units import METRES, UNKNOWN, Unit, number
+from ..units import METRES, UNKNOWN, Unit, duration, number
 from .data import finite_mean
 from .gather import RunReport, reproduction
 from .html import document, image
@@ -229,7 +228,7 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
         ("refused updates", f"{number(refused, 0)} in {len(history)} episodes"),
         (
             "policy steps taken",
-            f"{number(finite_mean(history.column('policy_steps')), 1)} per episode, of at most "
+            f"{number(finite_mean(history.column('steps_taken')), 1)} per episode, of at most "
             f"{settings.policy_step.steps}",
         ),
         ("largest step norm", f"{number(largest, 3)}, at pace 1 of at most η/(2√ε) = {number(report.step_bound, 3)}"),

@@ -397,6 +397,6 @@ class RemoteRobot(OnboardRobot):
         if self._say_to is not None:
             self._say_to(text)
             return
-        from ..training.display import say
+        from ..console import notify
 
-        say(text)
+        notify(text)

@@ -1,10 +1,10 @@
 """What may watch a training run."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ..robots import EpisodeRecord
-from ..robots.base import EpisodeAbandoned as EpisodeAbandoned
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class EpisodeSummary:
 
     episode: int
     """Counts from 1."""
-    metrics: dict[str, Any]
+    metrics: Mapping[str, Any]
     """The line of metrics.jsonl."""
     record: EpisodeRecord
     """What the robot did."""
@@ -21,24 +21,43 @@ class EpisodeSummary:
 
 @runtime_checkable
 class Callback(Protocol):
-    """Methods that training calls; implement the ones you need by inheriting."""
+    """Methods that training calls; implement the ones you need by inheriting. None of them can change the training."""
 
-    def before_episode(self, trainer: Any, episode: int) -> None:
-        """Before the references are drawn; the place to change a payload."""
+    def before_episode(self, episode: int) -> None:
+        """Before the robot moves; episodes count from 1."""
 
-    def after_episode(self, trainer: Any, summary: EpisodeSummary) -> None:
-        """After the update and after everything is on disk."""
+    def after_motion(self, episode: int) -> None:
+        """After the robot's last trajectory, before the update."""
+
+    def after_episode(self, summary: EpisodeSummary) -> None:
+        """After the update and after everything is recorded."""
+
+    def notify(self, text: str) -> None:
+        """Something that the user should know, as a sentence."""
 
 
-@dataclass(frozen=True)
-class PayloadSchedule(Callback):
-    """Changes the payload of a robot that can carry one at given episodes."""
+class CallbackList(Callback):
+    """Several callbacks as one, called in order."""
 
-    at: dict[int, float]
-    """Episode (from 1) to payload in kg; it stays until the next entry."""
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = tuple(callbacks)
 
-    def before_episode(self, trainer: Any, episode: int) -> None:
-        """Set what holds at this episode, so that it also holds after a resume."""
-        held = [start for start in self.at if start <= episode]
-        if held:
-            trainer.robot.set_payload(self.at[max(held)])
+    def before_episode(self, episode: int) -> None:
+        """Before the robot moves."""
+        for callback in self.callbacks:
+            callback.before_episode(episode)
+
+    def after_motion(self, episode: int) -> None:
+        """After the robot's last trajectory, before the update."""
+        for callback in self.callbacks:
+            callback.after_motion(episode)
+
+    def after_episode(self, summary: EpisodeSummary) -> None:
+        """After the update and after everything is recorded."""
+        for callback in self.callbacks:
+            callback.after_episode(summary)
+
+    def notify(self, text: str) -> None:
+        """Something that the user should know."""
+        for callback in self.callbacks:
+            callback.notify(text)

@@ -1,4 +1,4 @@
-"""The live display of a training run in a terminal; plain lines where there is none."""
+"""The display of a training run in a terminal; plain lines where there is none."""
 
 import math
 import os
@@ -6,22 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..units import duration as duration
-from ..units import unit_of
+from ..console import console, notify
+from ..units import duration, unit_of
 from .callbacks import Callback, EpisodeSummary
 from .config import TrainingConfig
-
-console = Console(stderr=True)
-
-
-def say(text: str) -> None:
-    """A sentence to the user; above the progress display while there is one."""
-    # No markup: a folder may be called [this]. No wrapping: a command that is printed shall be copied in one piece.
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class _TwoLines(Progress):
@@ -39,8 +31,8 @@ class _TwoLines(Progress):
 class TrainingDisplay(Callback):
     """Episode, robot time, tracking error, model loss, time left."""
 
-    def __init__(self, config: TrainingConfig, folder: Path) -> None:
-        self.config, self.folder = config, folder
+    def __init__(self, config: TrainingConfig, folder: Path, unit: str = "m") -> None:
+        self.config, self.folder, self.unit = config, folder, unit_of(unit)
         self.live = console.is_terminal
         self.progress = _TwoLines(
             TextColumn("episode"),
@@ -56,7 +48,7 @@ class TrainingDisplay(Callback):
         self.bar: Any = None
 
     def __enter__(self) -> "TrainingDisplay":
-        say(
+        notify(
             f"Training {self.config.robot} with preset {self.config.preset}, seed {self.config.seed}, "
             f"{self.config.episodes} episodes, into {self.folder}"
         )
@@ -66,7 +58,7 @@ class TrainingDisplay(Callback):
             self.progress.start()
             self.bar = self.progress.add_task("episode", total=self.config.episodes)
         else:
-            say(starting)
+            notify(starting)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,34 +67,34 @@ class TrainingDisplay(Callback):
 
     # A signal handler calls the next two in the middle of anything, also of printing: nothing goes through rich there.
 
-    def stopping(self) -> None:
-        """Ctrl-C was pressed: say what happens now."""
+    def show_stopping(self) -> None:
+        """Ctrl-C was pressed: what happens now."""
         text = "Stopping after this episode; press Ctrl-C again to stop at once."
         if self.live:
             self.progress.notice = text  # the bar is drawn anew several times a second
         else:
             os.write(2, f"{text}\n".encode())
 
-    def leave(self, text: str) -> None:
-        """The last words, before the process ends without any tidying."""
+    def show_last_words(self, text: str) -> None:
+        """Before the process ends without any tidying."""
         show_cursor = "\n\x1b[?25h" if self.live else ""
         os.write(2, f"{show_cursor}{text}\n".encode())
 
-    def before_episode(self, trainer: Any, episode: int) -> None:
+    def before_episode(self, episode: int) -> None:
         """After a resume the bar starts where the run is."""
         if self.live and episode - 1 != self.progress.tasks[self.bar].completed:
             self.progress.reset(self.bar, total=self.config.episodes, completed=episode - 1)
 
-    def after_episode(self, trainer: Any, summary: EpisodeSummary) -> None:
+    def after_episode(self, summary: EpisodeSummary) -> None:
         """One more."""
-        metrics, unit = summary.metrics, unit_of(trainer.task.unit)
+        metrics, error = summary.metrics, self.unit.with_unit(summary.metrics["tracking_error"])
         model_loss = f"{metrics['model_loss']:.4f}" if math.isfinite(metrics["model_loss"]) else "–"
         status = (
-            f"robot time {duration(metrics['robot_time_s'])} · error {unit.with_unit(metrics['tracking_error'])} · "
+            f"robot time {duration(metrics['robot_time_s'])} · error {error} · "
             f"model loss {model_loss} · update {metrics['update_time_s']:.1f} s"
         )
         if not metrics["update_accepted"]:
-            say(
+            notify(
                 f"episode {summary.episode}: the update was refused, because the model or the gradient was not finite "
                 "or the step broke its bounds; the policy stays as it was "
                 f"({metrics['refused_updates']} refused so far)"
@@ -111,4 +103,8 @@ class TrainingDisplay(Callback):
             self.progress.numbers = status
             self.progress.update(self.bar, completed=summary.episode, refresh=True)
         else:
-            say(f"episode {summary.episode}/{self.config.episodes} · {status}")
+            notify(f"episode {summary.episode}/{self.config.episodes} · {status}")
+
+    def notify(self, text: str) -> None:
+        """A sentence above the bar."""
+        notify(text)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..console import notify
 from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..evaluation.oracle import OracleResult
@@ -22,8 +23,6 @@ from ..robots.user_file import robot_file_notes
 from ..runs import RunFolder
 from ..tasks.base import EvaluationReference
 from .config import TrainingConfig
-from .display import say
-from .loop import policy_from_arrays
 
 CHECKPOINT_POLICY = "learner.policy.layers."
 """How the names of the policy's arrays begin in a checkpoint."""
@@ -103,7 +102,7 @@ class Run:
             raise UserError(f"{self.path} has no finished episode yet.")
         checkpoint = self.folder.load_checkpoint()
         for note in checkpoint.notes:
-            say(note)
+            notify(note)
         layers = {}
         for name, array in checkpoint.arrays.items():
             if name.startswith(CHECKPOINT_POLICY):
@@ -174,7 +173,7 @@ class Run:
         if difference := spec_difference(self.description.spec, found.task.spec):
             raise UserError(f"the policy of {self.path} cannot run on {found.name}: {difference}.")
         for note in robot_file_notes(self.description.file, found.file):
-            say(note)
+            notify(note)
         robot = found.make(payload_kg=self.config.payload_kg, seed=self.config.seed)
         if robot.has_authority:
             robot.authority = self.earned_authority(found.name, robot.authority)
@@ -203,7 +202,7 @@ class Run:
                 for name, shape in ((f"policy.{i}.weight", (after, width)), (f"policy.{i}.bias", (after,))):
                     if arrays[name].shape != shape:
                         raise ValueError(f"{name} has the shape {arrays[name].shape}, but must have {shape}")
-            return policy_from_arrays(spec, dict(arrays))
+            return Policy.from_arrays(spec, dict(arrays))
 
     @contextlib.contextmanager
     def _reading(self, where: str) -> Iterator[None]:

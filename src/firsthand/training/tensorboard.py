@@ -2,7 +2,7 @@
 
 import importlib.util
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,36 @@ def check_installed() -> None:
 
 
 class EventFiles(Callback):
-    """Every number of metrics.jsonl as a scalar of the same name, over episodes.
+    """Every number of metrics.jsonl as a scalar of the same name, over episodes. For a `with`.
 
     The folder is written anew from the lines that are there, so that it never holds what a resumed run has dropped.
     """
 
-    def __init__(self, folder: Path, metrics: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, folder: Path, read_metrics: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         check_installed()
+        self.folder, self.read_metrics = folder, read_metrics
+        self.writer: Any = None
+
+    def __enter__(self) -> "EventFiles":
         # Not the package's SummaryWriter: its thread writes later, and keeps a full disk to itself.
         from tensorboardX.event_file_writer import EventsWriter
 
-        self.folder = folder
-        atomic.make_folder(folder)
+        atomic.make_folder(self.folder)
         try:
-            for old in folder.glob("events.out.tfevents.*"):
+            for old in self.folder.glob("events.out.tfevents.*"):
                 old.unlink()
-            self.writer = EventsWriter(str(folder / "events"))
+            self.writer = EventsWriter(str(self.folder / "events"))
         except OSError as error:
             raise self._failed(error) from error
-        self._add(metrics)
+        self._add(self.read_metrics())
+        return self
 
-    def after_episode(self, trainer: Any, summary: EpisodeSummary) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def after_episode(self, summary: EpisodeSummary) -> None:
         """Add the episode, at once: somebody is watching."""
         self._add([summary.metrics])
-
-    def close(self) -> None:
-        """Finish the file."""
-        self.writer.close()
 
     def _add(self, metrics: Iterable[Mapping[str, Any]]) -> None:
         from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,6 +16,7 @@ from firsthand.robots.simulated import SimulatedRobot
 from firsthand.tasks import Task
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.data import prepare_experience
+from firsthand.training.learning import Learner
 from firsthand_onboard.policy import NumpyPolicy
 
 from ..experiments.base import Report
@@ -73,7 +74,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """The fast preset, or another; short enough to begin anew when it was interrupted."""
     preset = parameters.get("preset", "fast")
     says = f"the {preset} preset; the newest policy is tested, not the kept one"
-    _run(Trainer, preset, says, parameters, folder, report)
+    _run(Learner, preset, says, parameters, folder, report)
 
 
 def run_imagination(parameters: dict[str, Any], folder: Path, report: Report) -> None:
@@ -82,7 +83,9 @@ def run_imagination(parameters: dict[str, Any], folder: Path, report: Report) ->
     _run(Imagining, "fast", says, parameters, folder, report)
 
 
-def _run(kind: type[Trainer], preset: str, says: str, parameters: dict[str, Any], folder: Path, report: Report) -> None:
+def _run(
+    learner: type[Learner], preset: str, says: str, parameters: dict[str, Any], folder: Path, report: Report
+) -> None:
     tiny = parameters["setting"] == "tiny"
     plant, task = plant_and_task(parameters["robot"], tiny=tiny)
     changes = dict(TINY) if tiny else {}
@@ -91,20 +94,20 @@ def _run(kind: type[Trainer], preset: str, says: str, parameters: dict[str, Any]
     )
     ledger = Ledger(folder, Stepper(plant, task), parameters["marks"], report)
     robot = Timed(plant, task, seed=config.seed)
-    trainer = kind(robot, config)
+    trainer = Trainer(robot, config, learner=learner)
     acting, updates = acting_s(trainer.state.policy, task), 0
     while trainer.episode < config.episodes:
         began = time.process_time() - robot.simulation_s
         episode = trainer.run_episode()
         computing = acting + time.process_time() - robot.simulation_s - began
-        updates += episode.metrics["policy_steps"] + config.settings.model.steps
+        updates += episode.metrics["steps_taken"] + config.settings.model.steps
         error = tracking_metrics(task.spec, (episode.record,)).mean_error  # every step counts, as for the peers
         ledger.episode(trainer.episode, error, computing, updates)
         ledger.test(trainer.episode, PolicyController(trainer.state.policy))
     ledger.describe(parameters=size((trainer.state.policy.layers, trainer.state.dynamics)), setting=says)
 
 
-class Imagining(Trainer):
+class Imagining(Learner):
     """Our learner, in whose policy update imagined trajectories stand where the measured ones belong.
 
     Measured data teach the model and say where rollouts may start. What is missing: measured states along the
@@ -115,4 +118,4 @@ class Imagining(Trainer):
     def prepare(self, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
         """With starts of trajectories of the model, on which the policy learns."""
         count = self.task.trajectories
-        return prepare_experience(self.task, self.config.settings, self.buffer, record, rng, practice=count)
+        return prepare_experience(self.task, self.settings, self.buffer, record, rng, practice=count)

@@ -52,8 +52,8 @@ class Compare:
 
     def run(self) -> int:
         """Run, conclude, print the table. Running it again continues."""
+        from firsthand.console import notify
         from firsthand.robots.user_file import approve_robot
-        from firsthand.training.display import say
 
         from ..baselines.compare import PeerComparison, PeerStudy
         from ..baselines.registry import chosen
@@ -82,7 +82,7 @@ class Compare:
         for peer in peers:
             peer.require(task, 10**6 if self.tiny else self.episodes)  # tiny shortens what takes time
         with study:
-            say(f"{comparison.name}, {self.episodes} episodes each, into {folder}")
+            notify(f"{comparison.name}, {self.episodes} episodes each, into {folder}")
             findings = run_studies(
                 [study], lambda jobs: make_pool(jobs, self.workers, self.on, self.address), self._again()
             )

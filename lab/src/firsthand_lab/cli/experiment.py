@@ -42,7 +42,7 @@ class Experiment:
 
     def run(self) -> int:
         """Run, conclude, print the findings. Running it again continues."""
-        from firsthand.training.display import say
+        from firsthand.console import notify
 
         from ..experiments import registry
         from ..experiments.base import Size
@@ -67,7 +67,7 @@ class Experiment:
                 stack.enter_context(Study(folder / e.name if together else folder, e, s))
                 for e, s in zip(experiments, sizes, strict=True)
             ]
-            say(f"{self.name}, {size} size, into {folder}")
+            notify(f"{self.name}, {size} size, into {folder}")
             findings = run_studies(studies, self._pool, self._again())
         if isinstance(findings, int):
             return findings

@@ -40,7 +40,7 @@ def make_pool(jobs: int, workers: int | None, on: str, address: str | None) -> A
 
 def run_studies(studies: Sequence["Study"], pool: Callable[[int], Any], again: str) -> "dict[str, Finding] | int":
     """The findings of the studies, or the exit code when jobs failed or somebody interrupted; `again` goes on."""
-    from firsthand.training.display import say
+    from firsthand.console import notify
 
     from ..experiments.display import Display
     from ..experiments.run import JobsFailed, carry_out
@@ -49,10 +49,10 @@ def run_studies(studies: Sequence["Study"], pool: Callable[[int], Any], again: s
         try:
             return carry_out(list(studies), pool, display)
         except KeyboardInterrupt:
-            say(f"Interrupted; what is done is kept. Continue with: {again}")
+            notify(f"Interrupted; what is done is kept. Continue with: {again}")
             return INTERRUPTED
         except JobsFailed as failed:
-            say(f"firsthand: {failed} The other jobs are kept; try the rest again with: {again}")
+            notify(f"firsthand: {failed} The other jobs are kept; try the rest again with: {again}")
             return FAILED
 
 

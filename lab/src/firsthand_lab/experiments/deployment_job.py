@@ -20,9 +20,10 @@ from firsthand.robots import EpisodeRecord
 from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand.runs import RunFolder, provenance
-from firsthand.training import Trainer, TrainingConfig
+from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.callbacks import Callback, EpisodeSummary
-from firsthand.training.guard import Guard, GuardSettings
+from firsthand.training.guard import Guard
+from firsthand.training.judgement import GuardSettings
 
 from . import files
 from .base import Report
@@ -52,8 +53,8 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         done = max(kept.checkpoints(), default=0)
         with machine(parameters, done * task.episode_s, folder) as address:
             robot = TimedRobot(address, task, run=f"deployment-{parameters['seed']}", say=print)
-            watch = Watch(parameters, folder, report)
-            trainer = Trainer(robot, config, kept, callbacks=(Guard(GuardSettings()), watch))
+            watch, guard = Watch(parameters, folder, robot, report), Guard(task, GuardSettings())
+            trainer = Trainer(robot, config, FolderRecorder(kept), supervisor=guard, callbacks=(watch,))
             if done:
                 trainer.resume()
                 watch.resume(kept)
@@ -85,8 +86,8 @@ class TimedRobot(RemoteRobot):
 class Watch(Callback):
     """Times the episodes, keeps the marked ones, and reports."""
 
-    def __init__(self, parameters: dict[str, Any], folder: Path, report: Report) -> None:
-        self.parameters, self.folder, self.report = parameters, folder, report
+    def __init__(self, parameters: dict[str, Any], folder: Path, robot: TimedRobot, report: Report) -> None:
+        self.parameters, self.folder, self.robot, self.report = parameters, folder, robot, report
         self.rows: list[dict[str, Any]] = []
         self._began = time.monotonic()
         self._table = folder / files.CHECKPOINT / "rows.json"
@@ -108,15 +109,19 @@ class Watch(Callback):
             lost = self._row(metrics, record, between_s=metrics["update_time_s"], moving_s=math.nan)
             self.rows.append(known.get(episode, lost))
 
-    def after_episode(self, trainer: Any, summary: EpisodeSummary) -> None:
+    def after_episode(self, summary: EpisodeSummary) -> None:
         """From the end of the last episode to the end of this one: what was not motion was between episodes."""
-        metrics, now, moving_s = summary.metrics, time.monotonic(), trainer.robot.moving_s
+        metrics, now, moving_s = summary.metrics, time.monotonic(), self.robot.moving_s
         between_s = now - self._began - moving_s
         self.rows.append(self._row(metrics, summary.record, between_s=between_s, moving_s=moving_s))
         self._began = now
         self._keep(summary.episode, summary.record)
         files.write_json(self._table, self.rows)
         self.report(summary.episode, f"error {100 * metrics['tracking_error']:.1f} cm")
+
+    def notify(self, text: str) -> None:
+        """What the guard decided, for the job's log."""
+        print(text)
 
     def _row(self, metrics: Mapping[str, Any], record: EpisodeRecord, **times: float) -> dict[str, Any]:
         return {

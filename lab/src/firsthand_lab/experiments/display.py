@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from firsthand.training.display import console, say
+from firsthand.console import console, notify
 
 from .base import Finding, Job
 from .study import Study
@@ -52,12 +52,12 @@ class Display:
 
     def borrowed(self, study: Study, job: Job) -> None:
         """A job's data was found in a neighbouring folder."""
-        say(f"{study.experiment.name}/{job.name}: taken from another experiment that ran the same job.")
+        notify(f"{study.experiment.name}/{job.name}: taken from another experiment that ran the same job.")
 
     def plan(self, jobs: list[Job]) -> None:
         """These jobs will be run."""
         if self._kept:
-            say(f"Kept from an earlier call: {len(self._kept)} finished job{'s' if len(self._kept) > 1 else ''}.")
+            notify(f"Kept from an earlier call: {len(self._kept)} finished job{'s' if len(self._kept) > 1 else ''}.")
         self._total = sum(job.steps * job.weight for job in jobs)
         self._began = self._said = time.monotonic()
         if self.live and jobs:
@@ -72,7 +72,7 @@ class Display:
         if self.live:
             self._rows[job.id] = self.bars.add_task(name, total=job.steps, note="starting")
         else:
-            say(f"{name}: started.")
+            notify(f"{name}: started.")
 
     def progress(self, job: Job, done: float, note: str) -> None:
         """It has come so far."""
@@ -84,7 +84,9 @@ class Display:
             self.bars.update(self._all, completed=sum(self._done.values()))
         elif time.monotonic() - self._said >= EVERY_S:
             self._said = time.monotonic()
-            say(f"{100 * sum(self._done.values()) / self._total:.0f} % done, {self._left()} left; {job.name}: {note}")
+            notify(
+                f"{100 * sum(self._done.values()) / self._total:.0f} % done, {self._left()} left; {job.name}: {note}"
+            )
 
     def _left(self) -> str:
         done = sum(self._done.values())
@@ -104,18 +106,18 @@ class Display:
         if self.live:
             self.bars.update(self._all, completed=sum(self._done.values()))
         else:
-            say(f"{study.experiment.name}/{job.name}: done.")
+            notify(f"{study.experiment.name}/{job.name}: done.")
 
     def lost(self, study: Study, job: Job, why: str) -> None:
         """Its worker died; it will be run again from its last checkpoint."""
         self._remove(job)
-        say(f"{study.experiment.name}/{job.name}: worker lost ({why}); it goes on from its last checkpoint.")
+        notify(f"{study.experiment.name}/{job.name}: worker lost ({why}); it goes on from its last checkpoint.")
 
     def failed(self, study: Study, job: Job, why: str) -> None:
         """It cannot be finished."""
         self._remove(job)
-        say(f"{study.experiment.name}/{job.name}: failed: {why}")
+        notify(f"{study.experiment.name}/{job.name}: failed: {why}")
 
     def concluded(self, study: Study, finding: Finding) -> None:
         """All jobs of an experiment are done."""
-        say(f"{study.experiment.name}: {finding.verdict.value}; written: {study.path / 'finding.md'}")
+        notify(f"{study.experiment.name}: {finding.verdict.value}; written: {study.path / 'finding.md'}")

@@ -294,7 +294,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     from firsthand.robots.description import ROBOT_DESCRIPTION
     from firsthand.robots.simulated import SimulatedRobot
     from firsthand.runs import RunFolder, provenance
-    from firsthand.training import Trainer
+    from firsthand.training import FolderRecorder, Trainer
 
     from .learning import known_or_nan, write_rows
 
@@ -308,7 +308,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         described = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
         run_folder = RunFolder.create(path, described, provenance=provenance.collect())
     with run_folder:
-        trainer = Trainer(robot, config, run_folder)
+        trainer = Trainer(robot, config, FolderRecorder(run_folder))
         trainer.resume()
         marks = Marks(kept, trainer, plant_at(0), parameters["marks"])
         while trainer.episode < config.episodes:
@@ -387,12 +387,12 @@ def tested(trainer: Any, plant: Any) -> dict[str, Any]:
     """The newest and the kept policy on fresh random references and on the shapes."""
     from firsthand.evaluation import evaluate, tracking_metrics
     from firsthand.robots.simulated import SimulatedRobot
-    from firsthand.training.loop import policy_arrays, policy_from_arrays
 
     task = trainer.task
-    arrays, info = trainer.run.load_best() or (policy_arrays(trainer.state.policy), {"episode": trainer.episode})
-    policies = {"newest": trainer.state.policy, "kept": policy_from_arrays(task.spec, arrays)}
-    row: dict[str, Any] = {"episode": trainer.episode, "seed": trainer.config.seed, "kept_episode": info["episode"]}
+    kept = trainer.recorder.kept
+    policies = {"newest": trainer.state.policy, "kept": trainer.state.policy if kept is None else kept.policy}
+    kept_episode = trainer.episode if kept is None else kept.episode
+    row: dict[str, Any] = {"episode": trainer.episode, "seed": trainer.config.seed, "kept_episode": kept_episode}
     for name, policy in policies.items():
         robot, rng, records = SimulatedRobot(plant, task, seed=77), np.random.default_rng(999), []
         for _ in range(HELD_OUT):

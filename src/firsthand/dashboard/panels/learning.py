@@ -91,6 +91,6 @@ def _summarize_health(run: RunFollower) -> str:
     last = run.metrics.last
     return (
         f"refused updates: {last('refused_updates'):.0f} · policy steps in the last episode: "
-        f"{last('policy_steps'):.0f} · steps at a position limit: {last('limit_hits'):.0f} · "
+        f"{last('steps_taken'):.0f} · steps at a position limit: {last('limit_hits'):.0f} · "
         f"computing: {last('update_time_s'):.1f} s"
     )

@@ -1,0 +1,63 @@
+"""What the model predicts for a policy that has not run yet, on the last measured episode."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from firsthand_onboard.features import measured_part
+from firsthand_onboard.kinematics import tracked_output
+
+from ..agent import Rollout
+from ..agent.ground import deviation, ground_of, predicted
+from ..models import Dynamics, Policy
+from ..units import METRES, Unit
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the model says about a policy on the last measured episode."""
+
+    policy_change: float
+    """Root mean square change of commands against the policy that ran, in half ranges."""
+    error: float
+    """Predicted mean tracking error."""
+    measured_error: float
+    """What was measured with the policy that ran."""
+    unit: Unit = METRES
+    """Of both."""
+
+    def __str__(self) -> str:
+        return (
+            f"commands change by {self.policy_change:.2f} of the half range, error {self.unit.with_unit(self.error)} "
+            f"predicted after {self.unit.with_unit(self.measured_error)} measured"
+        )
+
+
+def forecast(policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout, unit: Unit = METRES) -> Forecast:
+    """Predict, on the last measured episode, what a policy does differently from the one that ran."""
+    change, error, measured = (float(value) for value in _forecast(policy, ran, dynamics, rollout))
+    return Forecast(change, error, measured, unit)
+
+
+@eqx.filter_jit
+def _forecast(policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout) -> tuple[Any, Any, Any]:
+    on = ground_of(dynamics, rollout, None)
+    states, count = rollout.states[:, :-1], on.valid.sum()
+    new, old = (jax.vmap(jax.vmap(each))(states, rollout.previews) for each in (policy, ran))
+
+    def error(x):
+        """NaN where nothing was measured: then nothing can be predicted either."""
+        output = jax.vmap(jax.vmap(lambda s: tracked_output(policy.spec, measured_part(policy.spec.layout, s))))(x)
+        distance = jnp.where(on.valid, jnp.linalg.norm(output - rollout.references, axis=-1), 0.0)
+        return jnp.where(count > 0, distance.sum() / jnp.maximum(count, 1), jnp.nan)
+
+    change = jnp.where(count > 0, deviation(policy, new, old, on), jnp.nan)
+    return change, error(predicted(policy, dynamics, on).states[:, :-1]), error(states)
+
+
+def interpolate(old: Policy, new: Policy, share: float) -> Policy:
+    """Weights that have gone `share` of the way from the old policy to the new one."""
+    return jax.tree.map(lambda a, b: a + share * (b - a) if eqx.is_inexact_array(a) else a, old, new)

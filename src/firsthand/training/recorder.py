@@ -1,0 +1,208 @@
+"""What a run keeps: episodes, metrics, checkpoints, the best policy; in memory or in a run folder."""
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+
+from ..agent import LearnerState
+from ..errors import UserError
+from ..models import Policy
+from ..robots import EpisodeRecord
+from ..runs import RunFolder
+from ..runs.pytrees import from_arrays, to_arrays
+from .callbacks import EpisodeSummary
+from .kept import KeptPolicy, PolicyKeeper, proofs
+
+
+class Checkpoint(NamedTuple):
+    """What a run goes on from after an episode."""
+
+    learner: LearnerState
+    """The learner's state."""
+    robot: Any
+    """The robot's snapshot."""
+    chosen_on: str = ""
+    """The robot on which an operator has put the learner's policy in place; empty for a policy that was learned."""
+
+
+class Resumed(NamedTuple):
+    """Where a run was left."""
+
+    episode: int
+    """Episodes done."""
+    checkpoint: Checkpoint
+    """What to go on from."""
+    records: Iterable[EpisodeRecord]
+    """What the robot did in each episode, in order."""
+    notes: list[str]
+    """What the user should know about it."""
+
+
+class AbstractRecorder(ABC):
+    """Keeps what a run must not lose."""
+
+    started_on: str = ""
+    """Name of the robot that the run was started on; empty where it is not known."""
+
+    @property
+    @abstractmethod
+    def kept(self) -> KeptPolicy | None:
+        """The best policy that the robot has proven; None while there is none."""
+
+    @abstractmethod
+    def record(self, summary: EpisodeSummary, policy: Policy, checkpoint: Checkpoint) -> None:
+        """Keep a finished episode, the policy that ran it, and what to go on from."""
+
+    @abstractmethod
+    def replace_checkpoint(self, episode: int, checkpoint: Checkpoint) -> None:
+        """Go on from something else after an episode that is recorded already."""
+
+    @abstractmethod
+    def metrics(self) -> list[dict[str, Any]]:
+        """One entry per recorded episode."""
+
+    @abstractmethod
+    def load_policy(self, episode: int, spec: ControlSpec) -> Policy:
+        """The policy that ran an episode."""
+
+    @abstractmethod
+    def load_record(self, episode: int) -> EpisodeRecord:
+        """What the robot did in an episode."""
+
+    @abstractmethod
+    def resume(self, template: Checkpoint) -> Resumed:
+        """Go back to the last good checkpoint. `template` has the structure, and is the result where there is none."""
+
+
+class MemoryRecorder(AbstractRecorder):
+    """Keeps a run in memory, for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self._keeper = PolicyKeeper()
+        self._episodes: list[tuple[EpisodeSummary, Policy]] = []
+
+    @property
+    def kept(self) -> KeptPolicy | None:
+        """The best policy that the robot has proven; None while there is none."""
+        return self._keeper.kept
+
+    def record(self, summary: EpisodeSummary, policy: Policy, checkpoint: Checkpoint) -> None:
+        """Keep what ran; there is nothing to go on from."""
+        self._episodes.append((summary, policy))
+        metrics = summary.metrics
+        self._keeper.consider(policy, summary.episode, metrics["tracking_error"], metrics["valid_share"])
+
+    def replace_checkpoint(self, episode: int, checkpoint: Checkpoint) -> None:
+        """Nothing: a run in memory is not resumed."""
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One entry per recorded episode."""
+        return [dict(summary.metrics) for summary, _ in self._episodes]
+
+    def load_policy(self, episode: int, spec: ControlSpec) -> Policy:
+        """The policy that ran an episode."""
+        return self._episodes[episode - 1][1]
+
+    def load_record(self, episode: int) -> EpisodeRecord:
+        """What the robot did in an episode."""
+        return self._episodes[episode - 1][0].record
+
+    def resume(self, template: Checkpoint) -> Resumed:
+        """From the beginning."""
+        return Resumed(0, template, (), [])
+
+
+class FolderRecorder(AbstractRecorder):
+    """Keeps a run in its folder, so that it can be killed at any instant and resumed."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.started_on = str(run.config.get("robot", ""))
+        self._keeper = PolicyKeeper()
+
+    @property
+    def kept(self) -> KeptPolicy | None:
+        """The best policy that the robot has proven; None while there is none."""
+        return self._keeper.kept
+
+    def record(self, summary: EpisodeSummary, policy: Policy, checkpoint: Checkpoint) -> None:
+        """Write the files of an episode, in the order that a crash at any instant can be resumed from."""
+        episode, metrics = summary.episode, summary.metrics
+        self.run.save_episode(episode, {**summary.record.arrays(), **policy.arrays()}, {"episode": episode})
+        self.run.append_metrics(metrics)
+        if self._keeper.consider(policy, episode, metrics["tracking_error"], metrics["valid_share"]):
+            self._save_kept(policy.arrays(), episode, metrics["tracking_error"])
+        self.replace_checkpoint(episode, checkpoint)
+
+    def replace_checkpoint(self, episode: int, checkpoint: Checkpoint) -> None:
+        """Write the checkpoint of an episode, or replace it. Before the first episode there is none."""
+        if episode == 0:
+            return
+        info: dict[str, Any] = {"best_error": math.inf if self.kept is None else self.kept.proof}
+        if checkpoint.chosen_on:
+            info["operators_policy"] = checkpoint.chosen_on
+        self.run.save_checkpoint(episode, to_arrays(_stored(checkpoint)), info)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One entry per recorded episode."""
+        return self.run.read_metrics()
+
+    def load_policy(self, episode: int, spec: ControlSpec) -> Policy:
+        """The policy that ran an episode."""
+        return Policy.from_arrays(spec, self.run.load_episode(episode)[0])
+
+    def load_record(self, episode: int) -> EpisodeRecord:
+        """What the robot did in an episode."""
+        return EpisodeRecord.from_arrays(self.run.load_episode(episode)[0])
+
+    def resume(self, template: Checkpoint) -> Resumed:
+        """Load the newest checkpoint whose digest is right, and remove what is newer."""
+        episode, checkpoint, best_error, notes = 0, template, math.inf, []
+        if self.run.checkpoints():
+            found = self.run.load_checkpoint()
+            restored = from_arrays(_stored(template), found.arrays)
+            chosen_on = str(found.info.get("operators_policy", ""))
+            checkpoint = Checkpoint(restored["learner"], restored["robot"], chosen_on)
+            episode, best_error, notes = found.episode, float(found.info["best_error"]), list(found.notes)
+        self.run.rewind(episode)
+        self._resume_kept(episode, best_error, template.learner.policy.spec)
+        return Resumed(episode, checkpoint, self._records(episode), notes)
+
+    def _records(self, episodes: int) -> Iterator[EpisodeRecord]:
+        return (self.load_record(episode) for episode in range(1, episodes + 1))
+
+    def _resume_kept(self, episode: int, best_error: float, spec: ControlSpec) -> None:
+        """Where the kept policy is one of an episode that is done again, or gone, keep the best of those before."""
+        rows = self.run.read_metrics()
+        errors = [math.nan if row["tracking_error"] is None else row["tracking_error"] for row in rows]
+        with contextlib.suppress(UserError):  # damaged
+            best = self.run.load_best()
+            if best is not None and best[1]["episode"] <= episode:
+                policy = Policy.from_arrays(spec, best[0])
+                kept = KeptPolicy(policy, best[1]["episode"], best[1]["tracking_error"], best_error)
+                self._keeper = PolicyKeeper(kept, errors)
+                return
+        proven = proofs(errors, [row["valid_share"] for row in rows])
+        if not np.isfinite(proven).any():
+            self.run.drop_best()
+            self._keeper = PolicyKeeper(None, errors)
+            return
+        k = int(np.nanargmin(proven))
+        number = rows[k]["episode"]
+        policy = self.load_policy(number, spec)
+        self._save_kept(policy.arrays(), number, errors[k])
+        self._keeper = PolicyKeeper(KeptPolicy(policy, number, errors[k], proven[k]), errors)
+
+    def _save_kept(self, arrays: dict[str, np.ndarray], episode: int, error: float) -> None:
+        self.run.save_best(arrays, {"episode": episode, "tracking_error": error})
+
+
+def _stored(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The part of a checkpoint that is arrays, under the names that its file has."""
+    return {"learner": checkpoint.learner, "robot": checkpoint.robot}

@@ -152,7 +152,7 @@ def test_the_warm_start_teaches_the_model_and_the_policy(task: Task, log: Path) 
 def test_a_long_log_is_thinned_evenly(task: Task, log: Path) -> None:
     prior = gather(task.spec, data=[log, log])
     assert prior.rows == 2 * ROWS
-    buffer = prior.buffer(task, 0)
+    buffer = prior.buffer(task, 0, HYPER.model.log_episodes * 6 * 20)
     assert int(buffer.size) == 10 * 6 * 20, "ten episodes' worth"
     states = np.concatenate([rows.states for rows in prior.taken])
     picked = np.asarray(buffer.states[:1200])

@@ -1,0 +1,215 @@
+"""What `import firsthand as fh` does in one call: train, evaluate, read a run, export its policy."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .agent.settings import Settings
+from .errors import UserError
+from .evaluation import Evaluation
+from .evaluation import evaluate as evaluate_policy
+from .export import write_export
+from .models import Policy
+from .robots import AbstractRobot
+from .robots.description import ROBOT_DESCRIPTION
+from .robots.registry import RobotSource, find_robot
+from .runs import RunFolder, provenance
+from .training import Callback, EpisodeSummary, Trainer, TrainingConfig
+from .training import preset as find_preset
+from .training.loop import SEEN, proof
+from .training.presets import EPISODES
+from .training.run import Run
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What `train` has made."""
+
+    metrics: list[dict[str, Any]]
+    """One entry per episode, as in metrics.jsonl; docs/metrics.md explains each field."""
+    policy: Policy
+    """The newest policy: the result of the last update, which has not run on the robot yet."""
+    kept_policy: Policy | None
+    """The best policy that the robot has proven; None if no episode has proven one."""
+    kept_episode: int | None
+    """The episode that proved it, counted from 1."""
+    settings: Settings
+    """The agent's settings."""
+    robot: AbstractRobot
+    """The robot, where training left it."""
+    path: Path | None
+    """The run folder; None for a run that was kept in memory only."""
+
+    def evaluate(self, policy: Policy | None = None, *, speed: float | None = None) -> Evaluation:
+        """Follow the task's evaluation references; see `firsthand.evaluate`.
+
+        Args:
+            policy: the kept policy by default, or the newest where none is kept.
+            speed: along the references; by default the task's own.
+        """
+        chosen = policy if policy is not None else self.kept_policy
+        return evaluate_policy(self.robot, self.policy if chosen is None else chosen, speed=speed)
+
+
+def train(
+    robot: str | RobotSource | AbstractRobot,
+    preset: str = "fast",
+    *,
+    episodes: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
+    payload_kg: float = 0.0,
+    callbacks: Sequence[Callback] = (),
+) -> RunResult:
+    """Train a controller on a robot, from random weights.
+
+    For machines that move something real use `firsthand train`: it asks for approval, widens the command range step by
+    step and stops on Ctrl-C.
+
+    Args:
+        robot: a name such as "excavator" or "my_robot.py:task", a `GymnasiumTask`, or a `Robot`.
+        preset: "fast" or "paper"; see `PRESETS`.
+        episodes: how many; by default the preset's own number.
+        seed: of everything random. The same seed gives the same run.
+        out: a new folder for the run, which `load_run` and the command line read. By default nothing is written.
+        settings: changes to the preset, such as `{"model.steps": 300}`, or complete `Settings`.
+        payload_kg: load at the tool, for robots that carry one.
+        callbacks: told before and after each episode.
+
+    Returns:
+        Metrics, the newest and the kept policy, and `evaluate()`.
+    """
+    named = find_preset(preset)
+    chosen = settings if isinstance(settings, Settings) else named.with_changes(settings or {})
+    count = EPISODES[preset] if episodes is None else episodes
+    body, config = _prepare(robot, preset, chosen, count, seed, payload_kg)
+    if body.hardware:
+        raise UserError(f"{config.robot} moves something real; train it with: firsthand train {config.robot}")
+    watch = _KeptPolicy()
+    with contextlib.ExitStack() as stack:
+        run = None
+        if out is not None:
+            stored = {**config.as_dict(), ROBOT_DESCRIPTION: body.description().as_dict()}
+            run = stack.enter_context(RunFolder.create(out, stored, provenance=provenance.collect()))
+        trainer = Trainer(body, config, run, callbacks=(*callbacks, watch))
+        trainer.train()
+    return RunResult(
+        metrics=watch.metrics,
+        policy=trainer.state.policy,
+        kept_policy=watch.policy,
+        kept_episode=watch.episode,
+        settings=chosen,
+        robot=body,
+        path=None if out is None else Path(out),
+    )
+
+
+class _KeptPolicy(Callback):
+    """Keeps the best proven policy in memory, by the rule by which a run folder keeps it."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, Any]] = []
+        self.policy: Policy | None = None
+        self.episode: int | None = None
+        self._running: Policy | None = None
+        self._best = float("inf")
+
+    def before_episode(self, trainer: Trainer, episode: int) -> None:
+        """The last callback: this policy runs."""
+        self._running = trainer.state.policy
+
+    def after_episode(self, trainer: Trainer, summary: EpisodeSummary) -> None:
+        """Compare its proof with the best."""
+        self.metrics.append(summary.metrics)
+        proven = proof([row["tracking_error"] for row in self.metrics])
+        if proven < self._best and summary.metrics["valid_share"] > SEEN:
+            self._best, self.policy, self.episode = proven, self._running, summary.episode
+
+
+def make_robot(name: str, *, payload_kg: float = 0.0, seed: int = 0) -> AbstractRobot:
+    """A robot by name, standing at home.
+
+    Args:
+        name: such as "excavator", "soft-arm", "my_robot.py:task" (the file is run) or "tcp/host:port".
+        payload_kg: load at the tool, for robots that carry one.
+        seed: of what is random in a simulated robot.
+
+    Returns:
+        The robot; what is known about it is its `.task`.
+    """
+    return find_robot(name, approve=True).make(payload_kg=payload_kg, seed=seed)
+
+
+def _prepare(
+    robot: str | RobotSource | AbstractRobot,
+    preset: str,
+    settings: Settings,
+    episodes: int,
+    seed: int,
+    payload_kg: float,
+) -> tuple[AbstractRobot, TrainingConfig]:
+    """The robot itself, and the run as data."""
+    if isinstance(robot, str):
+        found = find_robot(robot, approve=True)
+        name, body = found.name, found.make(payload_kg=payload_kg, seed=seed)
+    elif isinstance(robot, AbstractRobot):
+        name, body = robot.task.name, robot
+    else:
+        task = robot.make_task()
+        name, body = task.name, robot.make_robot(task, payload_kg=payload_kg, seed=seed)
+    return body, TrainingConfig(name, preset, settings, episodes, seed, payload_kg)
+
+
+def evaluate(
+    run: RunResult | Run | AbstractRobot, policy: Policy | None = None, *, speed: float | None = None
+) -> Evaluation:
+    """Follow the task's fixed evaluation references, from rest.
+
+    Args:
+        run: what `train` or `load_run` returned, or a robot. Of a run that was read, the robot is built.
+        policy: what follows; by default the run's kept policy. A robot needs one.
+        speed: along the references; by default the task's own.
+
+    Returns:
+        The metrics of each reference, and together as `.overall`.
+    """
+    if isinstance(run, RunResult):
+        return run.evaluate(policy, speed=speed)
+    if isinstance(run, Run):
+        with contextlib.closing(run.make_robot(run.find_robot())) as robot:
+            return evaluate_policy(robot, run.kept_policy() if policy is None else policy, speed=speed)
+    if policy is None:
+        raise UserError("To evaluate on a robot, give the policy, too: evaluate(robot, policy).")
+    return evaluate_policy(run, policy, speed=speed)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run folder, finished or still going on. Neither the robot nor its file is needed.
+
+    Args:
+        path: the folder that `firsthand train --out` or `train(out=…)` has written.
+
+    Returns:
+        The run: `.metrics()`, `.kept_policy()`, `.newest_policy()`, `.policy(episode)`, `.record(episode)`.
+    """
+    return Run.open(path)
+
+
+def export_policy(
+    run: str | Path, format: str = "safetensors", out: str | Path | None = None, *, episode: int | None = None
+) -> list[Path]:
+    """Write a run's policy for another program.
+
+    Args:
+        run: the run's folder.
+        format: "c", "onnx" or "safetensors"; "mcap" writes what the robot did.
+        out: the folder to write into; by default `export` in the run's own.
+        episode: whose policy; by default the kept one.
+
+    Returns:
+        The files written.
+    """
+    return write_export(Path(run), format, None if out is None else Path(out), episode)

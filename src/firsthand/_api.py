@@ -16,10 +16,10 @@ from .robots import AbstractRobot
 from .robots.description import ROBOT_DESCRIPTION
 from .robots.registry import RobotSource, find_robot
 from .runs import RunFolder, provenance
-from .training import Callback, EpisodeSummary, Trainer, TrainingConfig
+from .training import Callback, FolderRecorder, MemoryRecorder, Trainer, TrainingConfig
 from .training import preset as find_preset
-from .training.loop import SEEN, proof
 from .training.presets import EPISODES
+from .training.recorder import AbstractRecorder
 from .training.run import Run
 
 
@@ -88,45 +88,25 @@ def train(
     body, config = _prepare(robot, preset, chosen, count, seed, payload_kg)
     if body.hardware:
         raise UserError(f"{config.robot} moves something real; train it with: firsthand train {config.robot}")
-    watch = _KeptPolicy()
     with contextlib.ExitStack() as stack:
-        run = None
+        recorder: AbstractRecorder = MemoryRecorder()
         if out is not None:
             stored = {**config.as_dict(), ROBOT_DESCRIPTION: body.description().as_dict()}
-            run = stack.enter_context(RunFolder.create(out, stored, provenance=provenance.collect()))
-        trainer = Trainer(body, config, run, callbacks=(*callbacks, watch))
+            recorder = FolderRecorder(
+                stack.enter_context(RunFolder.create(out, stored, provenance=provenance.collect()))
+            )
+        trainer = Trainer(body, config, recorder, callbacks=callbacks)
         trainer.train()
+    kept = recorder.kept
     return RunResult(
-        metrics=watch.metrics,
+        metrics=recorder.metrics(),
         policy=trainer.state.policy,
-        kept_policy=watch.policy,
-        kept_episode=watch.episode,
+        kept_policy=None if kept is None else kept.policy,
+        kept_episode=None if kept is None else kept.episode,
         settings=chosen,
         robot=body,
         path=None if out is None else Path(out),
     )
-
-
-class _KeptPolicy(Callback):
-    """Keeps the best proven policy in memory, by the rule by which a run folder keeps it."""
-
-    def __init__(self) -> None:
-        self.metrics: list[dict[str, Any]] = []
-        self.policy: Policy | None = None
-        self.episode: int | None = None
-        self._running: Policy | None = None
-        self._best = float("inf")
-
-    def before_episode(self, trainer: Trainer, episode: int) -> None:
-        """The last callback: this policy runs."""
-        self._running = trainer.state.policy
-
-    def after_episode(self, trainer: Trainer, summary: EpisodeSummary) -> None:
-        """Compare its proof with the best."""
-        self.metrics.append(summary.metrics)
-        proven = proof([row["tracking_error"] for row in self.metrics])
-        if proven < self._best and summary.metrics["valid_share"] > SEEN:
-            self._best, self.policy, self.episode = proven, self._running, summary.episode
 
 
 def make_robot(name: str, *, payload_kg: float = 0.0, seed: int = 0) -> AbstractRobot:

@@ -188,8 +188,8 @@ def test_tells_the_numbers_of_the_metrics(page, finished):
     assert "η/(2√ε) = 1.118" in text
     assert f"{rows[-1]['limit_hits']} of 40 steps in the last episode" in text
     assert "52.3" in text  # the paper's column
-    assert "--preset paper --episodes 2 --seed 3 --model.steps 5" in text
-    assert "model_hidden = (8,)" in text
+    for words in ("--preset paper --episodes 2 --seed 3", "--model.steps 5", "--model.hidden 8"):
+        assert words in text
 
 
 def test_figures_lie_beside_the_page(page, finished):

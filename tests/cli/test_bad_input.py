@@ -76,6 +76,18 @@ def test_an_unknown_robot(refusal: Callable) -> None:
     )
 
 
+def test_unknown_sensors_and_sensors_of_other_robots(refusal: Callable, tmp_path: Path) -> None:
+    assert refusal("train", "excavator", "--sensors", "reel") == (
+        "sensors is 'reel', but must be one of exact, real, strong (did you mean 'real'?)."
+    )
+    file = tmp_path / "my_robot.py"
+    methods = "    def make_task(self): ...\n    def make_robot(self, task, *, payload_kg, seed): ...\n"
+    file.write_text(f"class Task:\n{methods}\n\ntask = Task()\n")
+    assert refusal("train", f"{file}:task", "--sensors", "real").startswith(
+        "sensors is 'real', but only the built-in robots have sensors by name (excavator, "
+    )
+
+
 def test_an_unknown_preset(refusal: Callable) -> None:
     said = refusal("train", "excavator", "--preset", "papr")
     assert said == "There is no preset 'papr' (did you mean 'paper'?); known are paper, fast."

@@ -28,7 +28,7 @@ def test_resuming_gives_the_same_bits(preset: str, firsthand: Firsthand, uninter
     assert "Note: optax was 0.0.1 when the run started" in done.stderr
     assert_same(run, uninterrupted(preset))
     (events,) = (run / "tensorboard").iterdir()
-    assert events.read_bytes().count(b"tracking_error") == EPISODES
+    assert events.read_bytes().count(b"measured_tracking_error") == EPISODES
 
 
 @pytest.mark.slow

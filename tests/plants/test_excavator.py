@@ -101,19 +101,6 @@ def test_a_payload_matters_and_costs_no_compilation(plant_type):
 
 
 @pytest.mark.parametrize("plant_type", PLANTS)
-def test_sensor_noise_has_the_size_it_is_given_and_is_off_by_default(plant_type):
-    plant = plant_type(position_noise=0.002, velocity_noise=0.05)
-    state = plant.reset(POSE)
-    keys = jax.random.split(KEY, 4000)
-    measured = np.asarray(jax.jit(jax.vmap(lambda k: plant.measure(state, key=k)))(keys))
-    np.testing.assert_allclose(measured.std(0), [0.002] * 4 + [0.05] * 4, rtol=0.06)
-    np.testing.assert_allclose(measured.mean(0), [*REFERENCE_POSE, 0, 0, 0, 0], atol=0.004)
-    quiet = plant_type()
-    state = quiet.reset(POSE)
-    np.testing.assert_array_equal(quiet.measure(state, key=keys[0]), quiet.measure(state, key=keys[1]))
-
-
-@pytest.mark.parametrize("plant_type", PLANTS)
 def test_oil_temperature_drifts_only_when_told(plant_type):
     step = eqx.filter_jit(lambda plant, state: plant.step(state, jnp.zeros(4), key=KEY))
     steady = plant_type(oil_temperature_c=20.0)

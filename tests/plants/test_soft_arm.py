@@ -22,7 +22,7 @@ from firsthand.plants.soft_arm.geometry import bends_of_ends, segment_ends, stra
 KEY = jax.random.key(0)
 LENGTH = SoftArmParameters().length_m
 HOME = jnp.asarray(straight(LENGTH))
-QUIET = SoftArm(position_noise=jnp.zeros(()))
+QUIET = SoftArm()
 RESET = jax.jit(lambda position: QUIET.reset(position))
 ENDS = jax.jit(lambda bends: segment_ends(bends, LENGTH))
 

@@ -12,8 +12,9 @@ from gymnasium import spaces
 
 from firsthand.agent import Buffer, append
 from firsthand.errors import UserError
-from firsthand.evaluation import can_go_back, evaluate
+from firsthand.evaluation import can_go_back, evaluate, tracking_metrics
 from firsthand.models import Policy
+from firsthand.plants.sensors import Sensors
 from firsthand.robots import EpisodeRecord
 from firsthand.robots.base import EpisodeAbandoned
 from firsthand.robots.delay import DelayedCommands
@@ -122,6 +123,30 @@ def test_an_episode_is_what_the_environment_did() -> None:
         np.testing.assert_array_equal(record.starts[i], state)
         for k in range(12):
             state = next_state(layout, state, record.commands[i, k], record.measured[i, k + 1])
+
+
+def test_simulated_sensors_stand_between_the_environment_and_the_learner() -> None:
+    sensors = Sensors(noise=(0.0, 0.05), lag=(0.0, 0.5), delay=1)
+    robot = robot_of(cart_task(sensors=sensors))
+    record = episode(robot, excited=True)
+    assert record.truth is not None
+    state = record.truth[0, 0].astype(float)
+    for i in range(4):
+        for k in range(12):
+            state = following(state, record.commands[i, k])
+            np.testing.assert_allclose(record.truth[i, k + 1], state, atol=1e-4)
+    late = record.measured[:, 2:, 0] - record.truth[:, 1:-1, 0]  # the position: one period of delay, no noise
+    np.testing.assert_allclose(late, 0.0, atol=1e-6)
+    assert 0.02 < (record.measured[..., 1] - record.truth[..., 1]).std() < 2.0
+    again = episode(robot_of(cart_task(sensors=sensors)), excited=True)
+    np.testing.assert_array_equal(again.measured, record.measured)  # a seeded stream
+    metrics = tracking_metrics(robot.task.spec, (record,))
+    assert metrics.mean_error != metrics.measured_mean_error
+
+
+def test_sensors_that_do_not_fit_the_robot_are_refused() -> None:
+    with pytest.raises(UserError, match=r"sensors: noise has the shape \(3,\), but the robot measures 2 values"):
+        robot_of(cart_task(sensors=Sensors(noise=(0.1, 0.1, 0.1))))
 
 
 def test_commands_are_those_of_the_policy_that_is_trained() -> None:

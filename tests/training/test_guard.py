@@ -221,7 +221,10 @@ def test_a_spoilt_policy_that_ran_is_taken_back_and_a_resume_knows_it(trainer):
     made.run_episode()
     made.run_episode()
     spoil(made)
-    assert made.run_episode().metrics["tracking_error"] > 2.5 * made.recorder.metrics()[1]["tracking_error"]
+    assert (
+        made.run_episode().metrics["measured_tracking_error"]
+        > 2.5 * made.recorder.metrics()[1]["measured_tracking_error"]
+    )
     again = trainer(GuardSettings(policy_change=1e9, error_factor=1e9, worse=2.5))
     again.resume()
     again.run_episode()
@@ -332,7 +335,7 @@ def recalled(settings: GuardSettings, rows: list[dict], here: str = "a@tcp/1", s
 
 
 def row(episode: int, authority: float, **more) -> dict:
-    return {"episode": episode, "tracking_error": 0.1, "prediction_error": 0.9, "authority": authority, **more}
+    return {"episode": episode, "measured_tracking_error": 0.1, "prediction_error": 0.9, "authority": authority, **more}
 
 
 def test_a_given_authority_caps_what_a_resumed_run_has_earned():
@@ -358,7 +361,7 @@ def test_what_was_earned_on_one_machine_does_not_hold_on_another():
 
 
 def test_null_in_the_metrics_is_an_episode_without_a_measurement():
-    blind = {**row(2, 0.5), "tracking_error": None, "prediction_error": None}
+    blind = {**row(2, 0.5), "measured_tracking_error": None, "prediction_error": None}
     assert recalled(GuardSettings(), [row(1, 0.5), blind]) == 0.5
     assert recalled(GuardSettings(), [row(1, 0.5), {**row(2, 0.5), "prediction_error": 0.1}]) == 0.75
     hardly = {**row(2, 0.5), "prediction_error": 0.1, "valid_share": 0.05}

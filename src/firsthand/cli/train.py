@@ -39,6 +39,8 @@ class Train:
     """Continue the run in --out where it stopped; what is not given is taken from the run."""
     payload: _Number = None
     """Load at the tool in kg."""
+    sensors: _Text = None
+    """What a built-in robot is seen through: exact, real (as in the log of a real machine) or strong."""
     init_from: _Folder = None
     """Begin with the model and the policy of this run, of a robot with the same control specification."""
     init: _Text = None
@@ -79,20 +81,21 @@ class Train:
 
             tensorboard.check_installed()
         # Also when resuming: a misspelt robot is said before a missing folder.
-        found = find_robot(self.robot, approve=True)
+        found = find_robot(self.robot, approve=True, sensors=self.sensors)
         config = TrainingConfig.of(
             found.name,
             self.preset or "fast",
             episodes=self.episodes,
             seed=self.seed or 0,
             payload_kg=self.payload or 0.0,
+            sensors=self.sensors,
             changes=given_settings(self.settings),
         )
         path = self.out or default_folder(config.robot, config.preset, config.seed)
         if self.init is not None and self.init_from is None:
             raise UserError(f"init is {self.init!r}, but there is no --init-from to take it from.")
         if self.resume:
-            run, config = self._open(path, found)
+            run, config, found = self._open(path, found)
             prior, made = Prior.of_run(run, config), None
         else:
             prior = gather(found.task.spec, **self._origin())
@@ -208,10 +211,11 @@ class Train:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def _open(self, path: Path, found: Any):
-        """The run to resume and its configuration, after checking that what was given fits it."""
+        """The run to resume, its configuration and its robot, after checking that what was given fits it."""
         from ..console import notify
         from ..robots.address import is_address
         from ..robots.description import ROBOT_DESCRIPTION, RobotDescription
+        from ..robots.registry import find_robot
         from ..robots.user_file import robot_file_notes, short_name
         from ..runs import RunFolder, atomic, provenance
         from ..training import TrainingConfig, preset
@@ -227,6 +231,8 @@ class Train:
         try:
             where = f"{path / 'config.json'}"
             stored = TrainingConfig.from_dict(run.config, where)
+            if self.sensors is None and stored.sensors is not None:
+                found = find_robot(self.robot, sensors=stored.sensors)
             before, now = RobotDescription.of_config(run.config, where), RobotDescription.of(found.task)
             same_name = short_name(found.name) == short_name(stored.robot)
             for note in robot_file_notes(before.file, found.file) if same_name else ():
@@ -243,7 +249,7 @@ class Train:
                 settings=base.with_changes(given_settings(self.settings)),
                 episodes=max(stored.episodes, done) if self.episodes is None else self.episodes,
                 payload_kg=stored.payload_kg if self.payload is None else self.payload,
-                **self._given(("preset", "seed")),
+                **self._given(("preset", "seed", "sensors")),
             )
             # A robot file may move and change; what matters of it is in the control specification.
             may_move = same_name and (before.file is not None or is_address(found.name))
@@ -256,7 +262,7 @@ class Train:
         except BaseException:
             run.close()
             raise
-        return run, wanted
+        return run, wanted, found
 
     def _check_origin(self, path: Path, stored: Any) -> None:
         """What a run started from cannot change; giving the same again is fine."""

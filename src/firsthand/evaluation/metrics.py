@@ -18,8 +18,8 @@ LIMIT_TOLERANCE = 0.005
 class TrackingMetrics:
     """Table 1 for one reference or several together.
 
-    Errors and speeds are in the unit of the tracked output, `Task.unit`: metres, and then `_m` and `_m_s` say what they
-    are; for a robot whose output is another quantity the names stay, and its unit takes the place of the metre.
+    Errors and speeds are in the unit of the tracked output, `Task.unit`. They are those of the true state where it is
+    known, as in a simulation; what the sensors made of it stands beside.
     """
 
     mean_error: float
@@ -28,6 +28,8 @@ class TrackingMetrics:
     """Largest tracking error."""
     rms_error: float
     """Root of the mean squared tracking error."""
+    measured_mean_error: float
+    """Mean tracking error as the sensors showed it; the same as `mean_error` where the truth is not known."""
     mean_speed: float
     """Mean speed of the reference (of the reference, so that chatter does not improve ρ)."""
     max_speed: float
@@ -48,10 +50,16 @@ class TrackingMetrics:
         return asdict(self)
 
 
-def tracking_errors(spec: ControlSpec, record: EpisodeRecord) -> Float[np.ndarray, " steps"]:
-    """|p(x_k) − r_k| at every step k = 0 … H−1 that happened and was measured, one trajectory after the other."""
+def tracking_errors(
+    spec: ControlSpec, record: EpisodeRecord, *, as_measured: bool = False
+) -> Float[np.ndarray, " steps"]:
+    """|p(x_k) − r_k| at every step k = 0 … H−1 that counts, one trajectory after the other.
+
+    Of the true state where it is known, unless `as_measured` asks for what the sensors showed.
+    """
+    values = record.measured if as_measured else record.best_known
     steps = record.commands.shape[1]
-    output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
+    output = np.asarray(tracked_output(spec, values[:, :steps].astype(np.float64)))
     error = np.linalg.norm(output - record.references[:, :steps], axis=-1)
     return error[seen(record)]
 
@@ -66,7 +74,7 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
     errors = np.concatenate([tracking_errors(spec, record) for record in records])
     if errors.size == 0:
         nothing = float("nan")
-        return TrackingMetrics(*(nothing,) * 8, limit_hits=0, valid_share=0.0)
+        return TrackingMetrics(*(nothing,) * 9, limit_hits=0, valid_share=0.0)
     reference_speed, measured_speed, change = [], [], []
     hits = 0
     low, high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
@@ -74,14 +82,15 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
     for record in records:
         steps, valid = record.commands.shape[1], seen(record)
         both = valid[:, 1:] & valid[:, :-1]
-        output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
+        known = record.best_known[:, :steps]
+        output = np.asarray(tracked_output(spec, known.astype(np.float64)))
         for speeds, points in (
             (reference_speed, record.references[:, :steps].astype(np.float64)),
             (measured_speed, output),
         ):
             speeds.append(np.linalg.norm(np.diff(points, axis=1), axis=-1)[both] / spec.period_s)
         change.append(np.abs(np.diff(record.commands, axis=1))[both].reshape(-1))
-        position = record.measured[:, :steps, list(spec.layout.position)]
+        position = known[..., list(spec.layout.position)]
         at_limit = ((position <= low + margin) | (position >= high - margin)).any(axis=-1)
         hits += int(np.sum(at_limit & valid))
     reference_speeds = np.concatenate(reference_speed)
@@ -90,6 +99,9 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
         mean_error=float(np.mean(errors)),
         max_error=float(np.max(errors)),
         rms_error=float(np.sqrt(np.mean(errors**2))),
+        measured_mean_error=_mean(
+            np.concatenate([tracking_errors(spec, record, as_measured=True) for record in records])
+        ),
         mean_speed=_mean(reference_speeds),
         max_speed=fastest,
         rho_s=float(np.max(errors) / fastest) if fastest > 0 else float("nan"),

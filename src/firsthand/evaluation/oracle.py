@@ -141,7 +141,7 @@ def _follow(plant: AbstractPlant, task: Task, policy: Policy, start: Array, poin
     """What is measured, and commanded, from a start at rest along a reference."""
     key = jax.random.key(0)
     state = at_rest(plant, task.spec, start, key=key)
-    _, measured, commands = track(plant, policy, task.spec, state, points, key=key)
+    _, measured, commands, _ = track(plant, policy, task.spec, state, points, key=key)
     return measured, commands
 
 

@@ -122,6 +122,10 @@ class Sensors(eqx.Module):
         flags[list(entries)] = 1.0
         return eqx.tree_at(lambda sensors: sensors.stuck, self, jnp.asarray(flags))
 
+    def as_numpy(self) -> "Sensors":
+        """The same with numpy arrays, for a robot that is not compiled."""
+        return jax.tree.map(np.asarray, self)
+
     def start(self, true: Any) -> SensorState:
         """The sensors of a machine that has been standing like this for a long time."""
         xp = namespace(true)

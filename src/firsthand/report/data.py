@@ -88,7 +88,7 @@ class PathPanel:
     def of(title: str, spec: ControlSpec, record: EpisodeRecord) -> "PathPanel":
         """The panel of one record. A tracked output with one entry is drawn over time."""
         steps = record.commands.shape[1]
-        path = path_points(spec, record.measured[:, :steps])
+        path = path_points(spec, record.best_known[:, :steps])
         reference = plane_of(spec, record.references[:, :steps].astype(np.float64))
         pairs = tuple(zip(reference, np.where(record.valid[..., None], path, np.nan), strict=True))
         return PathPanel(title, pairs, _mean_error(spec, record))
@@ -184,7 +184,7 @@ class Poses:
     def of(title: str, spec: ControlSpec, record: EpisodeRecord, trajectory: int = 0, count: int = 9) -> "Poses | None":
         """`count` poses, evenly spread over the time of a trajectory; None for a robot whose parts are not known."""
         steps = int(record.valid[trajectory].sum())
-        bodies = body_points(spec, record.measured[trajectory, :steps])
+        bodies = body_points(spec, record.best_known[trajectory, :steps])
         if bodies is None or not steps:
             return None
         chosen = np.unique(np.linspace(0, steps - 1, count).round().astype(int))

@@ -37,10 +37,18 @@ class EpisodeRecord:
     """Where the applied command was the policy's own."""
     valid: Bool[np.ndarray, "trajectories steps"]
     """Steps that happened."""
+    truth: Float[np.ndarray, "trajectories steps_and_last measured"] | None = None
+    """What exact sensors would have shown, where that is known: errors are counted on it, nothing learns from it."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The record as named arrays, for a file."""
-        return {name: np.asarray(getattr(self, name)) for name in self.__dataclass_fields__}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: np.asarray(value) for name, value in values.items() if value is not None}
+
+    @property
+    def best_known(self) -> Float[np.ndarray, "trajectories steps_and_last measured"]:
+        """The truth where it is known, otherwise what was measured."""
+        return self.measured if self.truth is None else self.truth
 
     def check(self, spec: ControlSpec) -> None:
         """Raise `ValueError` where the arrays cannot be those of a robot with this specification."""
@@ -55,25 +63,30 @@ class EpisodeRecord:
             "commands": (count, steps, layout.num_commands),
             "references": (count, max(steps, points), spec.num_outputs),
             "free": (count, steps, layout.num_commands),
+            "truth": (count, steps + 1, layout.num_measured),
         }
-        for name, wanted in expected.items():
-            array = self.arrays()[name]
+        for name, array in self.arrays().items():
+            wanted = expected.get(name, array.shape)
             if array.shape != wanted:
                 raise ValueError(f"{name} has the shape {array.shape}, but must have {wanted}")
 
     @staticmethod
-    def complete(starts: Any, measured: Any, commands: Any, references: Any) -> "EpisodeRecord":
+    def complete(
+        starts: Any, measured: Any, commands: Any, references: Any, truth: Any | None = None
+    ) -> "EpisodeRecord":
         """A record in which every step happened and every command was the policy's own."""
         starts, measured, commands, references = (
             np.asarray(part, np.float32) for part in (starts, measured, commands, references)
         )
-        everywhere = np.ones(commands.shape, bool)
-        return EpisodeRecord(starts, measured, commands, references, everywhere, everywhere[..., 0].copy())
+        free = np.ones(commands.shape, bool)
+        true = None if truth is None else np.asarray(truth, np.float32)
+        return EpisodeRecord(starts, measured, commands, references, free, free[..., 0].copy(), true)
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, np.ndarray]) -> "EpisodeRecord":
         """The record from named arrays; others are ignored."""
-        return EpisodeRecord(**{name: arrays[name] for name in EpisodeRecord.__dataclass_fields__})
+        required = {name: arrays[name] for name in EpisodeRecord.__dataclass_fields__ if name != "truth"}
+        return EpisodeRecord(**required, truth=arrays.get("truth"))
 
 
 def preview_indices(spec: ControlSpec, steps: int) -> np.ndarray:

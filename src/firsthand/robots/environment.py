@@ -16,8 +16,10 @@ from firsthand_onboard.references import PEAK_OF_QUINTIC, build_reference, quint
 
 from ..errors import UserError
 from ..models import Policy
+from ..plants.sensors import Sensors
 from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord, neutral
+from .sensing import Sensing
 
 REST_S = 1.0
 """How long the robot is held at a reference's start before it is followed, in seconds."""
@@ -68,23 +70,33 @@ class Trajectory:
     """One trajectory as it grows; padded with its last state from where it was cut."""
 
     def __init__(
-        self, start: Float[np.ndarray, " state"], points: Float[np.ndarray, "points outputs"], spec: ControlSpec
+        self,
+        start: Float[np.ndarray, " state"],
+        true: Float[np.ndarray, " measured"],
+        points: Float[np.ndarray, "points outputs"],
+        spec: ControlSpec,
     ) -> None:
         steps = len(points) - spec.preview[-1]
         self.start, self.points, self.done = start, points, 0
         self.measured = np.repeat(measured_part(spec.layout, start)[None], steps + 1, axis=0)
+        self.truth = np.repeat(true[None], steps + 1, axis=0)
         self.commands = np.repeat(neutral(spec)[None], steps, axis=0)
         self.valid: Bool[np.ndarray, " steps"] = np.zeros(steps, bool)
 
-    def add(self, command: Float[np.ndarray, " commands"], measured: Float[np.ndarray, " measured"]) -> None:
+    def add(
+        self,
+        command: Float[np.ndarray, " commands"],
+        measured: Float[np.ndarray, " measured"],
+        true: Float[np.ndarray, " measured"],
+    ) -> None:
         """A step that happened."""
         k = self.done
-        self.commands[k], self.measured[k + 1 :], self.valid[k] = command, measured, True
+        self.commands[k], self.measured[k + 1 :], self.truth[k + 1 :], self.valid[k] = command, measured, true, True
         self.done += 1
 
 
-def as_record(trajectories: Sequence[Trajectory]) -> EpisodeRecord:
-    """Trajectories of one length as a record."""
+def as_record(trajectories: Sequence[Trajectory], *, knows_truth: bool) -> EpisodeRecord:
+    """Trajectories of one length as a record; the truth is known where the sensors are ours."""
 
     def stacked(name: str) -> np.ndarray:
         return np.stack([getattr(t, name) for t in trajectories])
@@ -97,17 +109,21 @@ def as_record(trajectories: Sequence[Trajectory]) -> EpisodeRecord:
         references=stacked("points"),
         free=np.ones(commands.shape, bool),
         valid=stacked("valid"),
+        truth=stacked("truth") if knows_truth else None,
     )
 
 
 class Driver:
     """An environment and the state vector that the policy sees of it."""
 
-    def __init__(self, environment: Environment, spec: ControlSpec, *, seed: int) -> None:
+    def __init__(
+        self, environment: Environment, spec: ControlSpec, *, seed: int, sensors: Sensors | None = None
+    ) -> None:
         self.environment, self.spec = environment, spec
         self.env = environment.make()
         self.space = self.env.action_space
-        self.state = np.zeros(0, np.float32)
+        self.state = self.true = np.zeros(0, np.float32)
+        self._sensing = None if sensors is None else Sensing(sensors, seed)
         try:
             self.reset(seed)
         except BaseException:
@@ -143,6 +159,9 @@ class Driver:
                 f"{self.name} measures {measured[entry]} in entry {entry} right after a reset, but must measure a "
                 "finite number there."
             )
+        self.true = measured
+        if self._sensing is not None:
+            measured = self._sensing.start(measured)
         self.state = initial_state(self.spec.layout, measured, neutral(self.spec))
         self.turn_back()
 
@@ -159,7 +178,9 @@ class Driver:
         if shift.any():
             state = self.state.copy()
             state[: layout.command_start] += np.tile(shift, 1 + layout.measurement_memory)
-            self.state = state
+            self.state, self.true = state, self.true + shift
+            if self._sensing is not None:
+                self._sensing.shift(shift)
 
     def measured(self) -> Float[np.ndarray, " measured"]:
         """What was measured last."""
@@ -179,9 +200,11 @@ class Driver:
         measured = self._measure(observation)
         if not np.isfinite(measured).all():
             return Outcome.NOT_FINITE
-        before = self.measured()
         for entry in self.environment.angles:  # an angle moves by less than half a turn in a control period
-            measured[entry] += 2 * np.pi * np.round((before[entry] - measured[entry]) / (2 * np.pi))
+            measured[entry] += 2 * np.pi * np.round((self.true[entry] - measured[entry]) / (2 * np.pi))
+        self.true = measured
+        if self._sensing is not None:
+            measured = self._sensing.advance(measured)
         self.state = next_state(self.spec.layout, self.state, command, measured)
         return Outcome.ENDED if terminated or truncated else Outcome.GOING
 
@@ -226,8 +249,17 @@ class GymnasiumRobot(AbstractRobot):
 
     pauses_between_trajectories = True
 
-    def __init__(self, environment: Environment, task: Task, *, seed: int = 0, hardware: bool = False) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        *,
+        seed: int = 0,
+        hardware: bool = False,
+        sensors: Sensors | None = None,
+    ) -> None:
         self.environment, self.task, self.seed, self.hardware = environment, task, seed, hardware
+        self.sensors = None if sensors is None else sensors.for_entries(task.spec.layout.measured)
         self.angles = tuple(environment.angles)
         self.cuts: Counter[Outcome] = Counter()
         """Why trajectories were cut, and how often."""
@@ -240,7 +272,7 @@ class GymnasiumRobot(AbstractRobot):
         if self._failure is not None:
             raise self._failure
         if self._driver is None:
-            self._driver = Driver(self.environment, self.task.spec, seed=self.seed)
+            self._driver = Driver(self.environment, self.task.spec, seed=self.seed, sensors=self.sensors)
         return self._driver
 
     def measured(self) -> Float[np.ndarray, " measured"]:
@@ -292,7 +324,7 @@ class GymnasiumRobot(AbstractRobot):
                 self.before_trajectory()
             driver.turn_back()
             points = build_reference(self.task.spec, driver.measured(), goal.astype(np.float32)).astype(np.float32)
-            trajectory = Trajectory(driver.state, points, self.task.spec)
+            trajectory = Trajectory(driver.state, driver.true, points, self.task.spec)
             trajectories.append(trajectory)
             if self._failure is not None:
                 continue
@@ -306,7 +338,7 @@ class GymnasiumRobot(AbstractRobot):
                 self._failure = RobotFailed(f"{str(failure).removesuffix('.')} ({where}).")
                 if not any(t.valid.any() for t in trajectories):
                     raise self._failure from failure
-        return as_record(trajectories)
+        return as_record(trajectories, knows_truth=self.sensors is not None)
 
     def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
         """Open loop. Where the environment ends early, the rest is NaN and the environment is reset."""
@@ -333,7 +365,8 @@ class GymnasiumRobot(AbstractRobot):
         """
         if self.hardware:
             self.close()
-        driver, run = Driver(self.environment, self.task.spec, seed=0), numpy_policy(policy)
+        driver = Driver(self.environment, self.task.spec, seed=0, sensors=self.sensors)
+        run = numpy_policy(policy)
         try:
             return tuple(self._follow_one(driver, run, reference) for reference in references)
         finally:
@@ -350,16 +383,16 @@ class GymnasiumRobot(AbstractRobot):
         if not driver.place(np.asarray(reference.start, float)):
             for _ in range(MOST_APPROACHES):
                 points = approach(spec, driver.measured(), reference)
-                if track(driver, run, Trajectory(driver.state, points, spec)) is Outcome.GOING:
+                if track(driver, run, Trajectory(driver.state, driver.true, points, spec)) is Outcome.GOING:
                     break
                 driver.reset()
         driver.turn_back()
         points = np.concatenate([reference.points, np.repeat(reference.points[-1:], spec.preview[-1], axis=0)])
-        trajectory = Trajectory(driver.state, points.astype(np.float32), spec)
+        trajectory = Trajectory(driver.state, driver.true, points.astype(np.float32), spec)
         outcome = track(driver, run, trajectory)
         if outcome is not Outcome.GOING:
             self.cuts[outcome] += 1
-        return as_record([trajectory])
+        return as_record([trajectory], knows_truth=self.sensors is not None)
 
     def notes(self) -> list[str]:
         """What the user should know about the motion so far."""
@@ -400,7 +433,7 @@ def track(
             command = np.clip(command + excitation[k].astype(np.float32), low, high)
         outcome = driver.step(command)
         if outcome is not Outcome.NOT_FINITE:
-            trajectory.add(command, driver.measured())
+            trajectory.add(command, driver.measured(), driver.true)
         if outcome is not Outcome.GOING:
             return outcome
     return Outcome.GOING

@@ -22,6 +22,7 @@ from firsthand_onboard.references import PEAK_OF_QUINTIC, build_reference
 from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError
+from ..plants.sensors import Sensors
 from ..tasks.base import Task
 from ..tasks.box import BoxGoals, BoxReferences, CheckedGoals, CheckedReferences, GoalBox
 from ..tasks.cost import TrackingCost
@@ -98,6 +99,8 @@ class GymnasiumTask:
     """What the policy's inputs are divided by; by default from limits and rates."""
     unit: str | None = None
     """Unit of what is tracked, for tables and figures; by default rad where only `angles` are tracked, otherwise m."""
+    sensors: Sensors | None = None
+    """Simulated sensors around what is measured: noise, lag, delay, outliers; errors are then those of the truth."""
     hardware: bool = False
     """Whether the environment moves something real: then it is neutral after each episode, and only training and
     `firsthand evaluate` move it."""
@@ -110,7 +113,7 @@ class GymnasiumTask:
         """The environment, made when it is first needed."""
         if payload_kg:
             raise UserError(f"payload is {payload_kg} kg, but {task.name} cannot carry one; leave it out.")
-        return GymnasiumRobot(_Reader(self), task, seed=seed, hardware=self.hardware)
+        return GymnasiumRobot(_Reader(self), task, seed=seed, hardware=self.hardware, sensors=self.sensors)
 
     @cached_property
     def _task(self) -> Task:

@@ -1,12 +1,15 @@
 """Robots by name: the ones that come with firsthand, and the ways in for everybody else's."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from ..errors import UserError, suggest
 from ..plants.base import AbstractPlant
+from ..plants.sensors import Sensors, sense
 from ..tasks import Task, excavator_task, soft_arm_task
 from .address import is_address
 from .base import AbstractRobot
@@ -35,6 +38,10 @@ class BuiltIn(RobotSource):
     task: Callable[[], Task]
     plant: Callable[[float], AbstractPlant]
     """From the payload in kg to the plant."""
+    sensors: Callable[[], Mapping[str, Sensors | None]]
+    """The sensors that it can be seen through, by name; None is exact."""
+    chosen: str
+    """Which of them."""
 
     def make_task(self) -> Task:
         """What is known about the robot."""
@@ -42,7 +49,18 @@ class BuiltIn(RobotSource):
 
     def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> SimulatedRobot:
         """The plant, standing at home."""
-        return SimulatedRobot(self.plant(payload_kg), task, seed=seed, loaded=self.plant)
+        return SimulatedRobot(self.sensed_plant(payload_kg), task, seed=seed, loaded=self.sensed_plant)
+
+    def sensed_plant(self, payload_kg: float) -> AbstractPlant:
+        """The plant with this payload, behind its sensors."""
+        return sense(self.plant(payload_kg), self.sensors()[self.chosen])
+
+    def with_sensors(self, name: str) -> "BuiltIn":
+        """The same robot seen through other sensors; an unknown name is answered with the nearest one."""
+        known = tuple(self.sensors())
+        if name not in known:
+            raise UserError(f"sensors is {name!r}, but must be one of {', '.join(known)}{suggest(name, known)}.")
+        return replace(self, chosen=name)
 
 
 def _excavator(payload_kg: float) -> AbstractPlant:
@@ -68,10 +86,34 @@ def _soft_arm(payload_kg: float) -> AbstractPlant:
     return SoftArm().with_payload(payload_kg)
 
 
+def excavator_sensors() -> dict[str, Sensors | None]:
+    """As in the log of a real excavator (`real`), and as hard as experiment `noise` has them (`strong`)."""
+    spec = excavator_task().spec
+    names, outliers = spec.layout.measured, 8.0 * np.asarray(spec.scales.change_scale)
+    degree = np.deg2rad(0.01)
+    real = Sensors(
+        noise=(2e-4, 2e-4, 1e-4, 2e-4, *(0.01,) * 4),
+        resolution=(degree, degree, 1e-4, degree, *(0.0,) * 4),
+        lag=(*(0.0,) * 4, *(0.5,) * 4),
+    )
+    strong = Sensors(noise=(*(5e-3,) * 4, *(0.05,) * 4), outlier_share=0.01, outlier_size=outliers)
+    return {"exact": None, "real": real.for_entries(names), "strong": strong.for_entries(names)}
+
+
+def soft_arm_sensors() -> dict[str, Sensors | None]:
+    """Motion capture: with its noise, and with a period of delay as well (`real`)."""
+    names = soft_arm_task().spec.layout.measured
+    return {
+        "exact": None,
+        "noise": Sensors(noise=5e-4).for_entries(names),
+        "real": Sensors(noise=5e-4, delay=1).for_entries(names),
+    }
+
+
 ROBOTS: dict[str, BuiltIn] = {
-    "excavator": BuiltIn(excavator_task, _excavator),
-    "excavator-pressure": BuiltIn(excavator_task, _excavator_pressure),
-    "soft-arm": BuiltIn(soft_arm_task, _soft_arm),
+    "excavator": BuiltIn(excavator_task, _excavator, excavator_sensors, "exact"),
+    "excavator-pressure": BuiltIn(excavator_task, _excavator_pressure, excavator_sensors, "exact"),
+    "soft-arm": BuiltIn(soft_arm_task, _soft_arm, soft_arm_sensors, "noise"),
 }
 
 
@@ -95,16 +137,24 @@ class NamedRobot:
         return robot
 
 
-def find_robot(name: str, *, approve: bool = False) -> NamedRobot:
+def find_robot(name: str, *, approve: bool = False, sensors: str | None = None) -> NamedRobot:
     """The robot that a name means, and its task.
 
     `approve` is for a name that the user has typed: it is permission to run the robot's file. Without it a file is run
     only if the user has allowed that before, because the name may come from a folder that somebody else has made.
+    `sensors` names those that a built-in robot is seen through; by default its own.
     """
     if approve:
         approve_robot(name)
     name = absolute_name(name)
     source = find_source(name)
+    if sensors is not None:
+        if name not in ROBOTS:
+            raise UserError(
+                f"sensors is {sensors!r}, but only the built-in robots have sensors by name ({', '.join(ROBOTS)}); "
+                "those of a GymnasiumTask are described by its field sensors."
+            )
+        source = ROBOTS[name].with_sensors(sensors)
     return NamedRobot(name, source, source.make_task(), robot_file(name))
 
 

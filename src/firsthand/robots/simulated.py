@@ -20,7 +20,7 @@ from .base import AbstractRobot, EpisodeRecord, neutral, preview_indices
 
 
 def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, excitation=None, *, key: PRNGKeyArray):
-    """Follow one reference. `start` is (plant state, state vector); returns the end, and y, u at every step."""
+    """Follow one reference. `start` is (plant state, state vector); returns the end, and y, u, truth at every step."""
     low, high = jnp.asarray(spec.limits.command_low), jnp.asarray(spec.limits.command_high)
     steps = points.shape[0] - spec.preview[-1]
     previews = points[preview_indices(spec, steps)]
@@ -35,11 +35,12 @@ def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, excita
         plant_state = plant.step(plant_state, command, key=dynamics_key)
         measured = plant.measure(plant_state, key=sensor_key)
         state = next_state(spec.layout, state, command, measured)
-        return (plant_state, state), (measured, command)
+        return (plant_state, state), (measured, command, plant.truth(plant_state))
 
-    end, (measured, commands) = jax.lax.scan(step, start, (previews, jax.random.split(key, steps), excitation))
-    first = measured_part(spec.layout, start[1])
-    return end, jnp.concat([first[None], measured]), commands
+    inputs = (previews, jax.random.split(key, steps), excitation)
+    end, (measured, commands, truth) = jax.lax.scan(step, start, inputs)
+    first, true = measured_part(spec.layout, start[1]), plant.truth(start[0])
+    return end, jnp.concat([first[None], measured]), commands, jnp.concat([true[None], truth])
 
 
 def at_rest(plant: AbstractPlant, spec: ControlSpec, position, *, key: PRNGKeyArray):
@@ -50,14 +51,17 @@ def at_rest(plant: AbstractPlant, spec: ControlSpec, position, *, key: PRNGKeyAr
 
 
 def run_trajectories(plant: AbstractPlant, policy, spec: ControlSpec, start, goals, excitation, key: PRNGKeyArray):
-    """One trajectory after the other, each from where the last ended; returns the end, and starts, y, u, references."""
+    """One trajectory after the other, each from where the last ended.
+
+    Returns the end, and starts, y, u, references and truth of every trajectory.
+    """
 
     def trajectory(carry, inputs):
         goal, extra, trajectory_key = inputs
         first = carry[1]
         points = build_reference(spec, measured_part(spec.layout, first), goal)
-        carry, measured, commands = track(plant, policy, spec, carry, points, extra, key=trajectory_key)
-        return carry, (first, measured, commands, points)
+        carry, measured, commands, truth = track(plant, policy, spec, carry, points, extra, key=trajectory_key)
+        return carry, (first, measured, commands, points, truth)
 
     return jax.lax.scan(trajectory, start, (goals, excitation, jax.random.split(key, goals.shape[0])))
 
@@ -70,8 +74,8 @@ def _follow(plant, policy, spec, positions, points, key):
     def one(position, points, key):
         rest_key, track_key = jax.random.split(key)
         start = at_rest(plant, spec, position, key=rest_key)
-        _, measured, commands = track(plant, policy, spec, start, points, key=track_key)
-        return start[1], measured, commands
+        _, measured, commands, truth = track(plant, policy, spec, start, points, key=track_key)
+        return start[1], measured, commands, truth
 
     return jax.vmap(one)(positions, points, jax.random.split(key, positions.shape[0]))
 
@@ -133,10 +137,8 @@ class SimulatedRobot(AbstractRobot):
         targets = jnp.asarray(goals, jnp.float32)
         shape = (targets.shape[0], self.task.steps, self.task.spec.layout.num_commands)
         extra = jnp.asarray(np.zeros(shape, np.float32) if excitation is None else excitation, jnp.float32)
-        self._now, (starts, measured, commands, references) = _episode(
-            self.plant, policy, self.task.spec, self._now, targets, extra, self._next_key()
-        )
-        return EpisodeRecord.complete(starts, measured, commands, references)
+        self._now, played = _episode(self.plant, policy, self.task.spec, self._now, targets, extra, self._next_key())
+        return EpisodeRecord.complete(*played)
 
     def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
         """One compiled call per length."""
@@ -154,14 +156,17 @@ class SimulatedRobot(AbstractRobot):
         padded = np.stack([_held(r.points, longest) for r in references])
         positions = jnp.asarray(np.stack([r.start for r in references]), jnp.float32)
         key = jax.random.key(0)  # evaluation is the same every time
-        starts, measured, commands = _follow(self.plant, policy, spec, positions, jnp.asarray(padded, jnp.float32), key)
+        starts, measured, commands, truth = _follow(
+            self.plant, policy, spec, positions, jnp.asarray(padded, jnp.float32), key
+        )
         records = []
         for i, reference in enumerate(references):
             steps = len(reference.points)
             points = padded[i : i + 1, : steps + spec.preview[-1]]
+            one, samples = slice(i, i + 1), slice(0, steps + 1)
             records.append(
                 EpisodeRecord.complete(
-                    starts[i : i + 1], measured[i : i + 1, : steps + 1], commands[i : i + 1, :steps], points
+                    starts[one], measured[one, samples], commands[one, :steps], points, truth[one, samples]
                 )
             )
         return tuple(records)

@@ -31,6 +31,8 @@ class TrainingConfig:
     """Seed of everything random."""
     payload_kg: float = 0.0
     """Load at the tool, for robots that can carry one."""
+    sensors: str | None = None
+    """The sensors that a built-in robot is seen through, by name; None for its own."""
     init_from: InitFrom | None = None
     """The run whose model, policy or both this one begins with."""
     data: tuple[TakenLog, ...] = ()
@@ -52,6 +54,7 @@ class TrainingConfig:
         episodes: int | None = None,
         seed: int = 0,
         payload_kg: float = 0.0,
+        sensors: str | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> "TrainingConfig":
         """A preset for a robot, with changes to its settings, such as `{"model.steps": 300}`."""
@@ -62,6 +65,7 @@ class TrainingConfig:
             episodes=EPISODES[preset_name] if episodes is None else episodes,
             seed=seed,
             payload_kg=payload_kg,
+            sensors=sensors,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -99,7 +99,8 @@ def judge_episode(
 def judge_metrics(state: GuardState, settings: GuardSettings, metrics: Mapping[str, Any]) -> GuardState:
     """The same from a line of metrics.jsonl, where NaN is null."""
     error, predicted = (
-        math.nan if metrics[name] is None else float(metrics[name]) for name in ("tracking_error", "prediction_error")
+        math.nan if metrics[name] is None else float(metrics[name])
+        for name in ("measured_tracking_error", "prediction_error")  # what a machine can know of itself
     )
     valid_share = float(metrics.get("valid_share", 1.0))
     return judge_episode(state, settings, int(metrics["episode"]), error, predicted, valid_share)

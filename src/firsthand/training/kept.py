@@ -22,7 +22,7 @@ class KeptPolicy(NamedTuple):
     episode: int
     """The episode that it ran, from 1."""
     tracking_error: float
-    """Its error there."""
+    """Its error there, as measured: what a machine can know of itself."""
     proof: float
     """The lower, the better; see `proof`."""
 

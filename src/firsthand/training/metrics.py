@@ -18,13 +18,16 @@ def episode_metrics(
 
     `state` is the learner's after the update.
     """
-    # What a spike or a stuck sensor reports is not an error of the robot's.
+    # What a spike or a stuck sensor reports is not an error of the robot's. The truth has neither.
     sound = dataclasses.replace(record, valid=np.asarray(update.valid))
-    tracking, policy, model = tracking_metrics(robot.task.spec, (sound,)), update.agent.policy, update.agent.model
+    tracking = tracking_metrics(robot.task.spec, (sound if record.truth is None else record,))
+    measured = tracking_metrics(robot.task.spec, (sound,)).measured_mean_error
+    policy, model = update.agent.policy, update.agent.model
     return {
         "episode": episode,
         "robot_time_s": episode * robot.task.episode_s,
         "tracking_error": tracking.mean_error,
+        "measured_tracking_error": measured,
         "rms_error": tracking.rms_error,
         "max_error": tracking.max_error,
         "controller_loss": tracking.rms_error**2,

@@ -6,8 +6,8 @@ from ..errors import UserError, suggest
 PRESETS: dict[str, Settings] = {
     # The paper's algorithm: one preconditioned step per episode, along the measured trajectories.
     "paper": Settings(),
-    # Ours: several steps per episode on the corrected model, with imagined trajectories, and a better fitted model;
-    # Gauss–Newton steps once predictions have come true.
+    # Ours: several steps per episode on the corrected model, with imagined trajectories that meet measured
+    # disturbances, and a model trained for roll-outs; Gauss–Newton steps once predictions have come true.
     "fast": Settings().with_changes(
         {
             "policy_step.steps": 20,
@@ -17,7 +17,9 @@ PRESETS: dict[str, Settings] = {
             "policy_step.cg_iterations": 15,
             "model.steps": 1500,
             "model.rate_end": 0.05,
+            "model.horizon": 16,
             "imagination.trajectories": 30,
+            "imagination.disturbances": 1,
             "refinement.steps": 8,
             "excitation.episodes": 2,
         }

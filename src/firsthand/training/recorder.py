@@ -96,7 +96,7 @@ class MemoryRecorder(AbstractRecorder):
         """Keep what ran; there is nothing to go on from."""
         self._episodes.append((summary, policy))
         metrics = summary.metrics
-        self._keeper.consider(policy, summary.episode, metrics["tracking_error"], metrics["valid_share"])
+        self._keeper.consider(policy, summary.episode, metrics["measured_tracking_error"], metrics["valid_share"])
 
     def replace_checkpoint(self, episode: int, checkpoint: Checkpoint) -> None:
         """Nothing: a run in memory is not resumed."""
@@ -136,8 +136,8 @@ class FolderRecorder(AbstractRecorder):
         episode, metrics = summary.episode, summary.metrics
         self.run.save_episode(episode, {**summary.record.arrays(), **policy.arrays()}, {"episode": episode})
         self.run.append_metrics(metrics)
-        if self._keeper.consider(policy, episode, metrics["tracking_error"], metrics["valid_share"]):
-            self._save_kept(policy.arrays(), episode, metrics["tracking_error"])
+        if self._keeper.consider(policy, episode, metrics["measured_tracking_error"], metrics["valid_share"]):
+            self._save_kept(policy.arrays(), episode, metrics["measured_tracking_error"])
         self.replace_checkpoint(episode, checkpoint)
 
     def replace_checkpoint(self, episode: int, checkpoint: Checkpoint) -> None:
@@ -180,7 +180,9 @@ class FolderRecorder(AbstractRecorder):
     def _resume_kept(self, episode: int, best_error: float, spec: ControlSpec) -> None:
         """Where the kept policy is one of an episode that is done again, or gone, keep the best of those before."""
         rows = self.run.read_metrics()
-        errors = [math.nan if row["tracking_error"] is None else row["tracking_error"] for row in rows]
+        errors = [
+            math.nan if row["measured_tracking_error"] is None else row["measured_tracking_error"] for row in rows
+        ]
         with contextlib.suppress(UserError):  # damaged
             best = self.run.load_best()
             if best is not None and best[1]["episode"] <= episode:

@@ -163,7 +163,7 @@ class Run:
                 f"The robot of {self.path} is in {file.path}, which does not exist any more; name it where it is now: "
                 "--robot FILE.py:NAME."
             )
-        return find_robot(self.config.robot)
+        return find_robot(self.config.robot, sensors=self.config.sensors)
 
     def make_robot(self, found: NamedRobot) -> AbstractRobot:
         """The robot that was found, as the run's: with its payload, and on a machine with the range that it has earned.

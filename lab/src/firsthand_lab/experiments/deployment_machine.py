@@ -6,11 +6,10 @@ plays it in a process of its own.
 
 import json
 
-import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 
 from firsthand.plants.excavator import ExcavatorPressure
+from firsthand.plants.sensors import Sensors, sense
 from firsthand.robots.simulated_machine import MachinePlant
 from firsthand.tasks import excavator_task
 
@@ -37,11 +36,8 @@ class WorkingExcavator(MachinePlant):
         task: str = "{}",
         seed: str = "0",
     ) -> None:
-        values = [float(v) for v in (position_noise, velocity_noise, warming_rate)]
         oil = oil_after(float(elapsed_s), float(warming_rate))
-        plant = eqx.tree_at(
-            lambda p: (p.position_noise, p.velocity_noise, p.warming_rate, p.oil_temperature_c, p.working_oil_c),
-            ExcavatorPressure(),
-            tuple(jnp.asarray(v, float) for v in (*values, oil, WARM_C)),
-        )
-        super().__init__(plant, excavator_task(**tuples(json.loads(task))), seed=int(seed))
+        plant = ExcavatorPressure(warming_rate=float(warming_rate), oil_temperature_c=oil, working_oil_c=WARM_C)
+        made = excavator_task(**tuples(json.loads(task)))
+        sensors = Sensors(noise=(*(float(position_noise),) * 4, *(float(velocity_noise),) * 4))
+        super().__init__(sense(plant, sensors.for_entries(made.spec.layout.measured)), made, seed=int(seed))

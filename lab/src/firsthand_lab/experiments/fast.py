@@ -330,7 +330,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
 def prepared(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Configuration, task, and the plant at an episode; episode 0 is the plant without faults and payload."""
-    from firsthand.plants.faults import FaultySensors
+    from firsthand.plants.sensors import Sensors, sense
     from firsthand.robots.registry import ROBOTS
     from firsthand.tasks import excavator_task, soft_arm_task
     from firsthand.training import TrainingConfig
@@ -347,13 +347,13 @@ def prepared(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
 
     def plant_at(episode: int) -> Any:
         held = [kg for first, kg in parameters["payloads"] if first <= episode]
-        plant = source.plant(held[-1] if held else 0.0)
+        plant = source.sensed_plant(held[-1] if held else 0.0)
         if not parameters["faulty"] or episode == 0:
             return plant
         size = SPIKE_SIGMA * np.asarray(task.spec.scales.change_scale)
         share = SPIKE_SHARE / plant.num_measured  # of single values
-        faulty = FaultySensors.around(plant, spike_share=share, spike_size=size)
-        return faulty.with_stuck(STUCK_CHANNEL) if episode == STUCK_EPISODE else faulty
+        faulty = Sensors(outlier_share=share, outlier_size=size).for_entries(task.spec.layout.measured)
+        return sense(plant, faulty.with_stuck(STUCK_CHANNEL) if episode == STUCK_EPISODE else faulty)
 
     return config, task, plant_at
 

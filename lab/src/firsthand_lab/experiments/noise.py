@@ -1,7 +1,6 @@
 """`noise`: learning with sensors that are noisy and sometimes wrong, from not at all to severely.
 
-The paper names this as its limitation. What is judged is where the tip really was, not what the sensors said: the
-commands are played again on the plant without noise.
+The paper names this as its limitation. What is judged is where the tip really was, not what the sensors said.
 """
 
 from dataclasses import asdict, dataclass
@@ -160,48 +159,32 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
 def learn(parameters: dict[str, Any], level: Level, report: Report) -> list[dict[str, Any]]:
     """All seeds with sensors of one level; what they reached."""
-    import equinox as eqx
-    import jax.numpy as jnp
-
-    from firsthand.agent.trees import take_member
     from firsthand.evaluation import tracking_metrics
-    from firsthand.plants.faults import FaultySensors
+    from firsthand.plants.sensors import Sensors, sense
 
-    from .theory.replay import truly
     from .theory.setup import make_group, plant_of, task_of
 
-    task, clean = task_of(parameters), plant_of(parameters["robot"])
-    noisy = eqx.tree_at(
-        lambda p: (p.position_noise, p.velocity_noise),
-        clean,
-        (jnp.asarray(level.position, float), jnp.asarray(level.velocity, float)),
-    )
-    size = SPIKE * np.asarray(task.spec.scales.change_scale)
-    group = make_group(parameters, FaultySensors.around(noisy, spike_share=level.outliers, spike_size=size))
+    task = task_of(parameters)
+    layout, size = task.spec.layout, SPIKE * np.asarray(task.spec.scales.change_scale)
+    noise = [level.velocity if i in layout.velocity else level.position for i in range(layout.num_measured)]
+    sensors = Sensors(noise=noise, outlier_share=level.outliers, outlier_size=size).for_entries(layout.measured)
+    group = make_group(parameters, sense(plant_of(parameters["robot"]), sensors))
     random: list[list[float]] = []
     for episode in range(1, parameters["episodes"] + 1):
-        now = group.snapshot()["robot"][0]
         group.run_episode()
-        true = []
-        for i, record in enumerate(group.records):
-            start = take_member(now[0], i)[0]
-            true.append(tracking_metrics(task.spec, (truly(clean, start, record),)).mean_error)
-        random.append(true)
-        report(episode, f"{level.name}: true error {100 * np.mean(true):.1f} cm")
+        random.append([tracking_metrics(task.spec, (record,)).mean_error for record in group.records])
+        report(episode, f"{level.name}: true error {100 * np.mean(random[-1]):.1f} cm")
     last = -(-len(random) // LAST)
-    followed = group.follow()
-    references = task.evaluation(task.evaluation_speed)
     rows = []
-    for i, seed in enumerate(group.seeds):
-        starts = [clean.reset(jnp.asarray(reference.start, jnp.float32)) for reference in references]
-        shapes = tuple(truly(clean, s, r) for s, r in zip(starts, followed[i], strict=True))
+    for i, (seed, shapes) in enumerate(zip(group.seeds, group.follow(), strict=True)):
+        metrics = tracking_metrics(task.spec, shapes)
         rows.append(
             {
                 "level": level.name,
                 "seed": seed,
-                "shapes_error": tracking_metrics(task.spec, shapes).mean_error,
+                "shapes_error": metrics.mean_error,
                 "random_error": float(np.mean([true[i] for true in random[-last:]])),
-                "measured_shapes_error": tracking_metrics(task.spec, followed[i]).mean_error,
+                "measured_shapes_error": metrics.measured_mean_error,
                 **{name: value for name, value in asdict(level).items() if name != "name"},
             }
         )

@@ -38,10 +38,6 @@ class AbstractExcavator(AbstractPlant):
     """Where the oil temperature drifts to."""
     warming_rate: Float[Array, ""] = _number(0.0)
     """How fast, 1/s: dT/dt = warming_rate · (working_oil_c - T). 0 means no drift; 1/900 a machine that warms up."""
-    position_noise: Float[Array, ""] = _number(0.0)
-    """Standard deviation of the measured positions, rad or m."""
-    velocity_noise: Float[Array, ""] = _number(0.0)
-    """Standard deviation of the measured velocities, rad/s or m/s."""
 
     @property
     def period_s(self) -> float:
@@ -68,10 +64,8 @@ class AbstractExcavator(AbstractPlant):
 
     def measure(self, state: Any, *, key: PRNGKeyArray) -> Float[Array, "8"]:
         """[q, dq] in rad, m, rad/s, m/s."""
-        noise = jax.random.normal(key, (2, 4), state.position.dtype)
-        position = state.position + self.position_noise * noise[0]
-        velocity = state.velocity + self.velocity_noise * noise[1]
-        return jnp.concatenate([position, velocity])
+        del key
+        return jnp.concatenate([state.position, state.velocity])
 
     def _inside(self, position: Float[Array, "4"]) -> Float[Array, "4"]:
         """`position`, moved inside the end stops."""

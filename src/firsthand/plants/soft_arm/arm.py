@@ -63,8 +63,6 @@ class SoftArm(AbstractPlant):
     """Integration steps per control period."""
     payload_kg: Float[Array, ""] = _number(0.0)
     """Load at the tip."""
-    position_noise: Float[Array, ""] = _number(0.0005)
-    """Standard deviation of the motion capture, m, per coordinate."""
 
     @property
     def period_s(self) -> float:
@@ -152,8 +150,8 @@ class SoftArm(AbstractPlant):
 
     def measure(self, state: SoftArmState, *, key: PRNGKeyArray) -> Float[Array, "9"]:
         """x, y, z of the first, second and third segment's end in metres, z up."""
-        ends = segment_ends(state.seen, self.parameters.length_m).reshape(9)
-        return ends + self.position_noise * jax.random.normal(key, (9,), ends.dtype)
+        del key
+        return segment_ends(state.seen, self.parameters.length_m).reshape(9)
 
 
 @eqx.filter_jit

@@ -262,18 +262,11 @@ def fit_creep(tip: np.ndarray) -> tuple[float, float]:
     return best[1], best[2]
 
 
-@eqx.filter_jit
-def _readings(plant, state, keys):
-    return jax.vmap(lambda key: plant.measure(state, key=key))(keys)
-
-
-def _sensors(plant: SoftArm) -> Iterator[Row]:
-    readings = np.asarray(_readings(plant, _rest(plant), jax.random.split(jax.random.key(0), 2000)), np.float64)
-    yield Row("noise of the motion capture", "mm", 0.45, 0.55, 1e3 * float(readings.std(axis=0).mean()), "E")
+def _control(plant: SoftArm) -> Iterator[Row]:
     yield Row("control rate", "Hz", 20.0, 20.0, 1 / plant.period_s, "E")
 
 
 def characterize(plant: SoftArm) -> list[Row]:
     """Every response beside its fact."""
-    parts = (_statics, _in_use, _open_loop, _dynamics, _sensors)
+    parts = (_statics, _in_use, _open_loop, _dynamics, _control)
     return [row for part in parts for row in part(plant)]

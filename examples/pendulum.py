@@ -8,8 +8,8 @@ import dataclasses
 import gymnasium
 import numpy as np
 
+import firsthand as fh
 from firsthand.robots.delay import DelayedCommands
-from firsthand.robots.gymnasium import GymnasiumTask
 
 
 def angle_and_speed(observation):
@@ -18,7 +18,7 @@ def angle_and_speed(observation):
     return np.arctan2(sine, cosine), speed
 
 
-task = GymnasiumTask(
+task = fh.GymnasiumTask(
     name="pendulum",
     env=lambda: gymnasium.make("Pendulum-v1"),
     observe=angle_and_speed,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ._api import train as train
     from .agent.settings import Settings as Settings
     from .errors import UserError as UserError
-    from .evaluation import Evaluation as Evaluation
     from .models import Dynamics as Dynamics
     from .models import Policy as Policy
     from .optim import Rollout as Rollout
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from .robots import EpisodeRecord as EpisodeRecord
     from .robots.gymnasium import GymnasiumTask as GymnasiumTask
     from .tasks import Task as Task
+    from .training.callbacks import Callback as Callback
     from .training.presets import PRESETS as PRESETS
     from .training.presets import preset as preset
     from .training.run import Run as Run
@@ -46,7 +46,7 @@ _PLACES = {
     "export_policy": "._api",
     "RunResult": "._api",
     "Run": ".training.run",
-    "Evaluation": ".evaluation",
+    "Callback": ".training.callbacks",
     "Settings": ".agent.settings",
     "PRESETS": ".training.presets",
     "preset": ".training.presets",
@@ -73,9 +73,9 @@ _PLACES = {
 
 __all__ = [
     "PRESETS",
+    "Callback",
     "Dynamics",
     "EpisodeRecord",
-    "Evaluation",
     "GymnasiumTask",
     "Policy",
     "Robot",

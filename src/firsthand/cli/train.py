@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,6 +68,7 @@ class Train:
         from ..training.approval import check_way_to_ask
         from ..training.prior import Prior, gather
         from .results import finish, print_prior
+        from .resuming import open_run
 
         if self.approve is not None:
             check_way_to_ask(self.approve)
@@ -95,7 +95,7 @@ class Train:
         if self.init is not None and self.init_from is None:
             raise UserError(f"init is {self.init!r}, but there is no --init-from to take it from.")
         if self.resume:
-            run, config, found = self._open(path, found)
+            run, config, found = open_run(self, path, found)
             prior, made = Prior.of_run(run, config), None
         else:
             prior = gather(found.task.spec, **self._origin())
@@ -121,6 +121,7 @@ class Train:
         from ..training.display import TrainingDisplay
         from ..training.live import LiveControl
         from ..training.stopping import StopOnInterrupt, StopRequest
+        from .resuming import resume_command
 
         go_on, stop, recorder = resume_command(config, run), StopRequest(), FolderRecorder(run)
         control = LiveControl(recorder, robot, config, stop)
@@ -207,89 +208,9 @@ class Train:
 
         return (EventFiles(recorder.run.path / "tensorboard", recorder.metrics),)
 
-    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-    def _open(self, path: Path, found: Any):
-        """The run to resume, its configuration and its robot, after checking that what was given fits it."""
-        from ..console import notify
-        from ..robots.address import is_address
-        from ..robots.description import ROBOT_DESCRIPTION, RobotDescription
-        from ..robots.registry import find_robot
-        from ..robots.user_file import robot_file_notes, short_name
-        from ..runs import RunFolder, atomic, provenance
-        from ..training import TrainingConfig, preset
-
-        try:
-            run = RunFolder.open(path, writer=True)
-        except UserError as error:
-            with atomic.reading(path):
-                is_run = (path / "config.json").exists()
-            if is_run:
-                raise
-            raise UserError(f"{str(error).removesuffix('.')}; leave out --resume to start a run there.") from None
-        try:
-            where = f"{path / 'config.json'}"
-            stored = TrainingConfig.from_dict(run.config, where)
-            if self.sensors is None and stored.sensors is not None:
-                found = find_robot(self.robot, sensors=stored.sensors)
-            before, now = RobotDescription.of_config(run.config, where), RobotDescription.of(found.task)
-            same_name = short_name(found.name) == short_name(stored.robot)
-            for note in robot_file_notes(before.file, found.file) if same_name else ():
-                notify(note)
-            done = max(run.checkpoints(), default=0)
-            if self.episodes is not None and self.episodes < done:
-                raise UserError(f"episodes is {self.episodes}, but {path} has {done} already; give at least as many.")
-            self._check_origin(path, stored)
-            # Settings come from the run, not from today's presets: they may have changed since it was started.
-            base = stored.settings if self.preset in (None, stored.preset) else preset(self.preset)
-            wanted = dataclasses.replace(
-                stored,
-                robot=found.name,
-                settings=base.with_changes(given_settings(self.settings)),
-                episodes=max(stored.episodes, done) if self.episodes is None else self.episodes,
-                payload_kg=stored.payload_kg if self.payload is None else self.payload,
-                **self._given(("preset", "seed", "sensors")),
-            )
-            # A robot file may move and change; what matters of it is in the control specification.
-            may_move = same_name and (before.file is not None or is_address(found.name))
-            robot, compared = now.as_dict(), ("control_spec", "trajectories")
-            ignore = ["episodes", *(["robot"] if may_move else [])]
-            ignore += [f"{ROBOT_DESCRIPTION}.{name}" for name in robot if name not in compared]
-            run.check_same_config({**wanted.as_dict(), ROBOT_DESCRIPTION: robot}, ignore=ignore)
-            for change in provenance.differences(run.provenance, provenance.collect()):
-                notify(f"Note: {change} The run goes on, but not bit for bit as it would have.")
-        except BaseException:
-            run.close()
-            raise
-        return run, wanted, found
-
-    def _check_origin(self, path: Path, stored: Any) -> None:
-        """What a run started from cannot change; giving the same again is fine."""
-        before = stored.init_from
-        same_init = (
-            before is not None
-            and self.init_from is not None
-            and (before.path == str(self.init_from.resolve()) and before.parts == (self.init or "both"))
-        )
-        if self.init_from is not None and not same_init:
-            was = f"from the {before.parts} of {before.path}" if before is not None else "from no other run"
-            raise UserError(f"{path} was started {was}; leave out --init-from when resuming it.")
-        if self.data and [log.path for log in stored.data] != [str(log.resolve()) for log in self.data]:
-            was = ", ".join(log.path for log in stored.data) or "no logs"
-            raise UserError(f"{path} was started with {was} as --data; leave out --data when resuming it.")
-
 
 def default_folder(robot: str, preset: str, seed: int) -> Path:
     """Where a run goes unless told otherwise."""
     from ..robots.user_file import short_name
 
     return Path("runs") / f"{short_name(robot)}-{preset}-seed{seed}"
-
-
-def resume_command(config: Any, run: Any) -> str:
-    """What to type to go on: to be copied, so that it also works with a blank in the folder's name."""
-    words = ["firsthand", "train", config.robot, "--out", str(run.path), "--resume"]
-    if config.episodes != run.config["episodes"]:  # config.json says how many were asked for first
-        words += ["--episodes", str(config.episodes)]
-    return shlex.join(words)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .optim import preconditioned_step as preconditioned_step
     from .optim import roll_out as roll_out
     from .plants import check_plant as check_plant
+    from .plants.sensors import Sensors as Sensors
     from .robots import AbstractRobot as Robot
     from .robots import EpisodeRecord as EpisodeRecord
     from .robots.gymnasium import GymnasiumTask as GymnasiumTask
@@ -56,6 +57,7 @@ _PLACES = {
     "GymnasiumTask": ".robots.gymnasium",
     "Task": ".tasks",
     "check_plant": ".plants",
+    "Sensors": ".plants.sensors",
     "Policy": ".models",
     "Dynamics": ".models",
     "Rollout": ".optim",
@@ -82,6 +84,7 @@ __all__ = [
     "Rollout",
     "Run",
     "RunResult",
+    "Sensors",
     "Settings",
     "Task",
     "UserError",

@@ -62,6 +62,7 @@ def train(
     out: str | Path | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
     payload_kg: float = 0.0,
+    sensors: str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Train a controller on a robot, from random weights.
@@ -77,6 +78,7 @@ def train(
         out: a new folder for the run, which `load_run` and the command line read. By default nothing is written.
         settings: changes to the preset, such as `{"model.steps": 300}`, or complete `Settings`.
         payload_kg: load at the tool, for robots that carry one.
+        sensors: what a built-in robot is seen through, such as "real"; by default its own. See docs/sensors.md.
         callbacks: told before and after each episode.
 
     Returns:
@@ -85,7 +87,7 @@ def train(
     named = find_preset(preset)
     chosen = settings if isinstance(settings, Settings) else named.with_changes(settings or {})
     count = EPISODES[preset] if episodes is None else episodes
-    body, config = _prepare(robot, preset, chosen, count, seed, payload_kg)
+    body, config = _prepare(robot, preset, chosen, count, seed, payload_kg, sensors)
     if body.hardware:
         raise UserError(f"{config.robot} moves something real; train it with: firsthand train {config.robot}")
     with contextlib.ExitStack() as stack:
@@ -109,18 +111,19 @@ def train(
     )
 
 
-def make_robot(name: str, *, payload_kg: float = 0.0, seed: int = 0) -> AbstractRobot:
+def make_robot(name: str, *, payload_kg: float = 0.0, seed: int = 0, sensors: str | None = None) -> AbstractRobot:
     """A robot by name, standing at home.
 
     Args:
         name: such as "excavator", "soft-arm", "my_robot.py:task" (the file is run) or "tcp/host:port".
         payload_kg: load at the tool, for robots that carry one.
         seed: of what is random in a simulated robot.
+        sensors: what a built-in robot is seen through; by default its own.
 
     Returns:
         The robot; what is known about it is its `.task`.
     """
-    return find_robot(name, approve=True).make(payload_kg=payload_kg, seed=seed)
+    return find_robot(name, approve=True, sensors=sensors).make(payload_kg=payload_kg, seed=seed)
 
 
 def _prepare(
@@ -130,17 +133,20 @@ def _prepare(
     episodes: int,
     seed: int,
     payload_kg: float,
+    sensors: str | None,
 ) -> tuple[AbstractRobot, TrainingConfig]:
     """The robot itself, and the run as data."""
+    if sensors is not None and not isinstance(robot, str):
+        raise UserError(f"sensors is {sensors!r}, but only a robot that is given by its name has sensors by name.")
     if isinstance(robot, str):
-        found = find_robot(robot, approve=True)
+        found = find_robot(robot, approve=True, sensors=sensors)
         name, body = found.name, found.make(payload_kg=payload_kg, seed=seed)
     elif isinstance(robot, AbstractRobot):
         name, body = robot.task.name, robot
     else:
         task = robot.make_task()
         name, body = task.name, robot.make_robot(task, payload_kg=payload_kg, seed=seed)
-    return body, TrainingConfig(name, preset, settings, episodes, seed, payload_kg)
+    return body, TrainingConfig(name, preset, settings, episodes, seed, payload_kg, sensors)
 
 
 def evaluate(

@@ -20,7 +20,7 @@ from rich.table import Table
 from firsthand.agent import Buffer, LearnerState, Settings, append, update_model, update_policy
 from firsthand.optim.rollout import Rollout
 from firsthand.tasks import Task, excavator_task
-from firsthand.training.data import imagined_starts
+from firsthand.training.data import draw_imagined_starts
 from firsthand.training.presets import PRESETS
 
 EPISODES_IN_BUFFER = 40
@@ -55,7 +55,7 @@ def prepare(task: Task, settings: Settings, *, refined: bool = False):
     if refined:
         state = eqx.tree_at(lambda s: s.radius, state, jnp.asarray(settings.trust_region.max_radius, jnp.float32))
     record = dataclasses.make_dataclass("Starts", ["starts"])(np.asarray(rollout.states[:, 0]))
-    imagined = imagined_starts(task, record, settings.imagined_trajectories, rng)  # pyright: ignore[reportArgumentType]
+    imagined = draw_imagined_starts(task, record, settings.imagined_trajectories, rng)  # pyright: ignore[reportArgumentType]
 
     def update() -> tuple[float, float]:
         began = time.perf_counter()

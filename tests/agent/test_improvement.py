@@ -10,7 +10,7 @@ import pytest
 
 from firsthand import optim
 from firsthand.agent.buffer import Buffer, append
-from firsthand.agent.ground import Imagined
+from firsthand.agent.corrected_model import ImaginedStarts
 from firsthand.agent.improvement import improve_policy
 from firsthand.agent.model_learning import initial_optimizer, learn_model
 from firsthand.agent.settings import Settings
@@ -351,7 +351,7 @@ def test_imagined_trajectories_count_like_measured_ones(float64, toy):
     """Imagined beside measured, the predicted cost is the mean over both; the imagined have no residual."""
     policy, model, cost, rollout = toy
     starts, previews = rollout.states[:2, 0] * 0.5, rollout.previews[1:] * 0.5
-    new, report = improve_policy(policy, model, cost, rollout, Imagined(starts, previews), 10.0, SEVERAL)
+    new, report = improve_policy(policy, model, cost, rollout, ImaginedStarts(starts, previews), 10.0, SEVERAL)
     missed = model_errors_of(model, rollout)
     measured = roll_out(new, model, rollout.states[:, 0], rollout.previews, missed)
     fresh = roll_out(new, model, starts, previews)

@@ -23,9 +23,9 @@ from agent.test_improvement import (
     toy,
     true_model,
 )
-from firsthand.agent.ground import Imagined, ground_of, predicted
+from firsthand.agent.corrected_model import ImaginedStarts, make_rollout_inputs, predict_rollout
 from firsthand.agent.model_learning import ModelReport
-from firsthand.agent.refinement import Refinement, felt_cost, refine_on_model
+from firsthand.agent.refinement import Refinement, refine_on_model, weighted_cost
 from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
 from firsthand.agent.update import update_policy
@@ -57,18 +57,18 @@ def flat_of(policy):
 def test_a_step_is_that_of_the_optimiser_with_these_settings(float64, toy):
     """Commands count in half ranges; the solve begins at a share of the last solution."""
     policy, model, cost, rollout = toy
-    again = Imagined(rollout.states[:1, 0], rollout.previews[:1])
+    again = ImaginedStarts(rollout.states[:1, 0], rollout.previews[:1])
     settings = EXACT.with_changes(
         {"refinement.batch": 1, "refinement.damping": 0.3, "refinement.iterations": 3, "policy_step.outlier": 1.5}
     )
     before = Refinement(jnp.ones_like(flat_of(policy)), jnp.asarray(0.3), jnp.asarray(True))
     new, state, report = refine(policy, model, cost, rollout, again, 10.0, settings, before)
     assert int(report.steps_taken) == 1
-    ground = ground_of(model, rollout, again)
+    inputs = make_rollout_inputs(model, rollout, again)
 
     @eqx.filter_jit
     def expected():
-        problem = linearise(policy, lambda p: predicted(p, model, ground), cost.residuals, outlier=1.5)
+        problem = linearise(policy, lambda p: predict_rollout(p, model, inputs), cost.residuals, outlier=1.5)
         return gauss_newton_step(
             policy,
             problem,
@@ -101,7 +101,8 @@ def test_what_is_a_surprise(scalar_task, failed, factor, least, most):
     rollout = Rollout(states, still, jnp.zeros((10, steps, points, 1)), still == 0, jnp.ones((10, steps), bool))
     cost = scalar_task.cost
     found = (
-        float(felt_cost(cost, rollout, Settings().with_changes({"policy_step.outlier": 3.0}))) * cost.length_scale**2
+        float(weighted_cost(cost, rollout, Settings().with_changes({"policy_step.outlier": 3.0})))
+        * cost.length_scale**2
     )
     assert least * (1 - 1e-5) <= found <= most * (1 + 1e-5)
 
@@ -124,7 +125,7 @@ def test_with_a_true_model_the_policy_comes_to_the_known_optimum(delayed_task):
     rollout, starts, references = measured_rollout(policy, model, task)
     optimum = best_cost(system, starts, references)
     # The imagined ones repeat the first measured trajectory, whose optimum is known, too.
-    again = Imagined(jnp.tile(rollout.states[:1, 0], (10, 1)), jnp.tile(rollout.previews[:1], (10, 1, 1, 1)))
+    again = ImaginedStarts(jnp.tile(rollout.states[:1, 0], (10, 1)), jnp.tile(rollout.previews[:1], (10, 1, 1, 1)))
     known = (8 * optimum + best_cost(system, starts[:1], references[:1])) / 9
     new, state, report = refine(policy, model, task.cost, rollout, again, 10.0, settings)
     assert report.step.accepted
@@ -137,7 +138,7 @@ def test_with_a_true_model_the_policy_comes_to_the_known_optimum(delayed_task):
 
 @eqx.filter_jit
 def refine(policy, model, cost, rollout, imagined, radius, settings, refinement=None):
-    refinement = Refinement.none(policy, settings) if refinement is None else refinement
+    refinement = Refinement.initial(policy, settings) if refinement is None else refinement
     return refine_on_model(policy, model, cost, rollout, imagined, jnp.asarray(radius), refinement, settings)
 
 
@@ -154,12 +155,12 @@ def scalar(scalar_task):
     rollout, _, _ = measured_rollout(policy, model, scalar_task)
     starts, references = displaced(scalar_task, 6, seed=1)
     previews = references[:, preview_indices(scalar_task.spec, rollout.commands.shape[1])]
-    imagined = Imagined(jnp.asarray(starts, jnp.float32), jnp.asarray(previews, jnp.float32))
+    imagined = ImaginedStarts(jnp.asarray(starts, jnp.float32), jnp.asarray(previews, jnp.float32))
     # A joint-limit term that is felt: steepening it is another cost.
     limits = dataclasses.replace(scalar_task.spec.limits, position_low=(-1.2,), position_high=(1.2,))
     spec = dataclasses.replace(scalar_task.spec, limits=limits)
     cost = dataclasses.replace(scalar_task.cost, spec=spec, limit_weight=10.0, limit_margin=0.45)
-    assert float(cost_of(cost, rollout)) > 1.2 * float(cost_of(cost.steepened(16), rollout))
+    assert float(cost_of(cost, rollout)) > 1.2 * float(cost_of(cost.with_steeper_limits(16), rollout))
     return policy, model, cost, rollout, imagined
 
 
@@ -220,7 +221,9 @@ def test_refinement_begins_when_the_trust_region_is_as_wide_as_it_gets(scalar, s
     wide = learner_at(scalar_task, policy, model, TWO.trust_region.max_radius)
     refined, report = update_policy(wide, cost, rollout, imagined, SOUND, TWO)
     assert bool(refined.refinement.active)
-    expected, _, _ = refine(policy, model, cost.steepened(TWO.refinement.limit_power), rollout, imagined, 0.5, TWO)
+    expected, _, _ = refine(
+        policy, model, cost.with_steeper_limits(TWO.refinement.limit_power), rollout, imagined, 0.5, TWO
+    )
     np.testing.assert_allclose(leaves(refined.policy), leaves(expected), rtol=1e-5, atol=1e-6)
     assert float(report.cost) == pytest.approx(float(cost_of(cost, rollout)), rel=1e-6)
     assert float(refined.expected_cost) == pytest.approx(float(report.predicted_cost))
@@ -234,7 +237,7 @@ def test_a_second_surprise_in_a_row_ends_refinement(scalar, scalar_task, surpris
     The cost that counts is the one with steep limits, which is less.
     """
     policy, model, cost, rollout, imagined = scalar
-    fine = cost.steepened(TWO.refinement.limit_power)
+    fine = cost.with_steeper_limits(TWO.refinement.limit_power)
     surprised = learner_at(
         scalar_task,
         policy,

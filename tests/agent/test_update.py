@@ -10,7 +10,7 @@ import pytest
 from firsthand.agent.model_learning import ModelReport
 from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
-from firsthand.agent.update import adapted_radius, update_policy
+from firsthand.agent.update import adapt_radius, update_policy
 from firsthand.optim.rollout import Rollout
 from firsthand.tasks.cost import TrackingCost
 from firsthand_onboard import PolicyShape
@@ -41,12 +41,12 @@ def test_the_radius_follows_how_the_last_prediction_came_true(state, before, exp
     now = eqx.tree_at(
         lambda s: (s.radius, s.expected_cost), state, (jnp.asarray(before), jnp.asarray(expected, jnp.float32))
     )
-    assert float(adapted_radius(now, jnp.asarray(measured), HYPER)) == pytest.approx(after, rel=1e-6)
+    assert float(adapt_radius(now, jnp.asarray(measured), HYPER)) == pytest.approx(after, rel=1e-6)
 
 
 def test_the_first_episode_keeps_the_first_radius(state):
     assert float(state.radius) == pytest.approx(0.1)
-    assert float(adapted_radius(state, jnp.asarray(1.0), HYPER)) == pytest.approx(0.1)
+    assert float(adapt_radius(state, jnp.asarray(1.0), HYPER)) == pytest.approx(0.1)
 
 
 def test_an_episode_of_which_nothing_was_seen_does_not_widen_the_radius(state, toy_spec):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from firsthand.agent.buffer import Buffer, append_rows
-from firsthand.agent.ground import imagined_errors
+from firsthand.agent.corrected_model import imagined_errors
 from firsthand.agent.model_learning import initial_optimizer, learn_model
 from firsthand.agent.settings import Settings
 from firsthand.agent.windows import (

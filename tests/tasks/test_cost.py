@@ -101,11 +101,11 @@ def test_the_residuals_squares_add_up_to_the_cost(toy_spec, power):
 
 def test_steep_limits_are_felt_later_and_the_same_at_the_limit(toy_spec):
     cost = TrackingCost(toy_spec, length_scale=1.0, change_weight=0.1, limit_weight=0.2, limit_margin=0.1)
-    steep = cost.steepened(16)
+    steep = cost.with_steeper_limits(16)
     for position, inside in ((2.7, 0.5), (3.0, 1.0)):  # the margin is the last 0.6 of 6
         state = jnp.asarray([position, 0.0, 0, 0, 0, 0, 0, 0])
         arguments = (state, jnp.asarray([0.5, 0.0]), jnp.asarray([2.0, 0.0]))
         rest = float(dataclasses.replace(cost, limit_weight=0.0)(*arguments))
         assert float(cost(*arguments)) - rest == pytest.approx(0.2 * inside**4, rel=1e-3)
         assert float(steep(*arguments)) - rest == pytest.approx(0.2 * inside**16, rel=1e-3, abs=1e-6)
-    assert steep.steepened(8) == steep
+    assert steep.with_steeper_limits(8) == steep

@@ -3,7 +3,7 @@ import pytest
 
 from firsthand.robots import EpisodeRecord
 from firsthand.tasks import excavator_task, soft_arm_task
-from firsthand.training.data import imagined_starts
+from firsthand.training.data import draw_imagined_starts
 from firsthand_onboard.features import initial_state, measured_part
 from firsthand_onboard.kinematics import tracked_output
 from firsthand_onboard.references import build_reference
@@ -32,7 +32,7 @@ def moving(task):
 def test_they_start_in_turn_where_the_episode_did_at_rest_elsewhere_and_in_mid_motion():
     task = excavator_task()
     start, swing = standing(task).astype(np.float32), moving(task)
-    imagined = imagined_starts(task, episode(task, start), 9, np.random.default_rng(1), np.stack([swing, swing]))
+    imagined = draw_imagined_starts(task, episode(task, start), 9, np.random.default_rng(1), np.stack([swing, swing]))
     assert imagined is not None
     starts = np.asarray(imagined.starts)
     np.testing.assert_array_equal(starts[::3], np.stack([start] * 3))
@@ -45,7 +45,7 @@ def test_they_start_in_turn_where_the_episode_did_at_rest_elsewhere_and_in_mid_m
 @pytest.mark.parametrize("make", [excavator_task, soft_arm_task])
 def test_every_reference_begins_where_its_trajectory_starts(make):
     task = make()
-    imagined = imagined_starts(
+    imagined = draw_imagined_starts(
         task, episode(task, standing(task).astype(np.float32)), 6, np.random.default_rng(1), moving(task)[None]
     )
     assert imagined is not None
@@ -57,7 +57,7 @@ def test_every_reference_begins_where_its_trajectory_starts(make):
 def test_states_that_no_sensor_can_have_measured_are_no_starts():
     task = excavator_task()
     broken = np.full((3, task.spec.layout.size), np.nan, np.float32)
-    imagined = imagined_starts(
+    imagined = draw_imagined_starts(
         task, episode(task, standing(task).astype(np.float32)), 4, np.random.default_rng(1), broken
     )
     assert imagined is not None

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .buffer import Buffer as Buffer
     from .buffer import append as append
     from .buffer import append_rows as append_rows
-    from .ground import Imagined as Imagined
-    from .improvement import Improvement as Improvement
+    from .corrected_model import ImaginedStarts as ImaginedStarts
+    from .improvement import PolicyReport as PolicyReport
     from .settings import Settings as Settings
     from .state import LearnerState as LearnerState
     from .update import update_model as update_model
@@ -30,8 +30,8 @@ _MODULES = {
     "Buffer": ".buffer",
     "append": ".buffer",
     "append_rows": ".buffer",
-    "Imagined": ".ground",
-    "Improvement": ".improvement",
+    "ImaginedStarts": ".corrected_model",
+    "PolicyReport": ".improvement",
     "Rollout": "..optim.rollout",
     "Settings": ".settings",
     "LearnerState": ".state",

@@ -18,8 +18,8 @@ from firsthand_onboard import ControlSpec
 
 from ..optim.rollout import CostFunction, Rollout, roll_out
 from .buffer import Buffer, append_rollout
-from .ground import Imagined
-from .improvement import Improvement
+from .corrected_model import ImaginedStarts
+from .improvement import PolicyReport
 from .model_learning import ModelReport, prediction_error
 from .settings import Settings
 from .state import LearnerState
@@ -40,9 +40,9 @@ class Experience(eqx.Module):
 
     rollout: Rollout | None
     """N trajectories of H steps as measured; None where the robot did nothing, as in practice on a model."""
-    imagined: Imagined | None = None
+    imagined: ImaginedStarts | None = None
     """Starts and fresh references of `settings.imagined_trajectories` imagined trajectories; None for none."""
-    practice: Imagined | None = None
+    practice: ImaginedStarts | None = None
     """If given, the policy learns along the model's own trajectories from here instead of the measured ones."""
 
 
@@ -53,7 +53,7 @@ class Update(NamedTuple):
     """Loss of the model on the new episode, before it learned from it; NaN where nothing was measured."""
     model: ModelReport
     """The model's update; a loss of NaN where the model did not learn."""
-    policy: Improvement
+    policy: PolicyReport
     """The policy's update."""
 
 
@@ -106,6 +106,6 @@ class Agent(eqx.Module):
 
 
 @eqx.filter_jit
-def imagine_rollout(policy, dynamics, imagined: Imagined) -> Rollout:
+def imagine_rollout(policy, dynamics, imagined: ImaginedStarts) -> Rollout:
     """Trajectories of the model alone, nothing measured added."""
     return roll_out(policy, dynamics, imagined.starts, previews=imagined.previews)

@@ -12,26 +12,26 @@ from ..models import Dynamics, Policy
 from ..optim.gradient import damped_gradient, mean_cost
 from ..optim.preconditioner import StepReport, preconditioned_step
 from ..optim.rollout import CostFunction, Rollout
-from .ground import Imagined, deviation, ground_of, half_range, predicted
+from .corrected_model import ImaginedStarts, command_deviation, half_range, make_rollout_inputs, predict_rollout
 from .settings import Settings
 from .trees import select_tree
 
 
-class Improvement(NamedTuple):
-    """How an episode's policy update went."""
+class PolicyReport(NamedTuple):
+    """What an episode's policy update did."""
 
     cost: Float[Array, ""]
     """Mean cost of the measured episode."""
     predicted_cost: Float[Array, ""]
     """Mean cost that the model predicts for the new policy; NaN when only the paper's one step was taken."""
     deviation: Float[Array, ""]
-    """Root mean square by which the new policy's commands differ from the old one's, as the model predicts."""
+    """Predicted root mean square difference between the new policy's commands and the old one's, in half ranges."""
     steps_taken: Int[Array, ""]
     """Policy steps that led to the new policy."""
     step: StepReport
     """The last step's report; `accepted` tells whether every step was."""
     surprise: Float[Array, ""] | float = math.nan
-    """The measured cost over the one that was predicted for this policy; NaN where nothing was predicted."""
+    """Measured cost over the cost predicted for this policy; NaN where nothing was predicted."""
 
 
 def improve_policy(
@@ -39,10 +39,10 @@ def improve_policy(
     dynamics: Dynamics,
     cost: CostFunction,
     rollout: Rollout,
-    imagined: Imagined | None,
+    imagined: ImaginedStarts | None,
     radius: Float[Array, ""] | float,
     settings: Settings,
-) -> tuple[Policy, Improvement]:
+) -> tuple[Policy, PolicyReport]:
     """The policy after an episode's steps.
 
     With one step and nothing imagined this is the paper's update, along the measured trajectories. Further steps go on
@@ -102,11 +102,11 @@ def _one_step(
 @eqx.filter_jit
 def improve_on_measured(
     policy: Policy, dynamics: Dynamics, cost: CostFunction, rollout: Rollout, settings: Settings
-) -> tuple[Policy, Improvement]:
+) -> tuple[Policy, PolicyReport]:
     """The paper's update: one gradient along the measured trajectories, one preconditioned step."""
     new, report = _one_step(policy, dynamics, cost, rollout, settings)
     unknown = jnp.asarray(jnp.nan)
-    return new, Improvement(mean_cost(cost, rollout), unknown, unknown, report.accepted.astype(jnp.int32), report)
+    return new, PolicyReport(mean_cost(cost, rollout), unknown, unknown, report.accepted.astype(jnp.int32), report)
 
 
 class _Progress(NamedTuple):
@@ -132,7 +132,7 @@ class _Progress(NamedTuple):
     """What η is multiplied by in the next step."""
 
 
-def _first(policy: Policy) -> _Progress:
+def _initial_progress(policy: Policy) -> _Progress:
     zero = jnp.asarray(0.0)
     no_step = StepReport(zero, zero, zero, zero, zero, jnp.asarray(0, jnp.int32), jnp.asarray(True), zero)
     return _Progress(
@@ -154,11 +154,11 @@ def improve_on_model(
     dynamics: Dynamics,
     cost: CostFunction,
     rollout: Rollout,
-    imagined: Imagined | None,
+    imagined: ImaginedStarts | None,
     radius: Float[Array, ""],
     settings: Settings,
-) -> tuple[Policy, Improvement]:
-    """Several preconditioned steps on what the model says the new policy would do.
+) -> tuple[Policy, PolicyReport]:
+    """Several preconditioned steps along the trajectories that the corrected model predicts for each new policy.
 
     The model is rolled out from the measured starts with the measured model errors added back, so that it is
     exact at the policy that made the data. Imagined trajectories with fresh references keep the policy from fitting
@@ -167,16 +167,16 @@ def improve_on_model(
     from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again. The step
     size grows with every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true.
     """
-    ground = ground_of(dynamics, rollout, imagined, settings.imagination.disturbances)
+    inputs = make_rollout_inputs(dynamics, rollout, imagined, settings.imagination.disturbances)
     measured = rollout.states.shape[0]
     fastest = jnp.maximum(radius / settings.trust_region.radius, 1.0)
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
-    before = predicted(policy, dynamics, jax.tree.map(lambda a: a[:measured], ground)).commands
+    before = predict_rollout(policy, dynamics, jax.tree.map(lambda a: a[:measured], inputs)).commands
 
     def judge(now: _Progress) -> _Progress:
-        data = predicted(now.candidate, dynamics, ground)
+        data = predict_rollout(now.candidate, dynamics, inputs)
         value = mean_cost(cost, data)
-        moved = deviation(policy, data.commands, before, ground)
+        moved = command_deviation(policy, data.commands, before, inputs)
         first = now.rounds == 0
         keep = (value < now.cost) & (moved <= radius)  # false where the value is not finite
 
@@ -207,6 +207,7 @@ def improve_on_model(
         )
 
     # One round more than steps: the first only judges the policy that made the data.
-    end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= settings.policy_step.steps), judge, _first(policy))
+    progress = _initial_progress(policy)
+    end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= settings.policy_step.steps), judge, progress)
     report = end.report._replace(accepted=end.sound)
-    return end.best, Improvement(mean_cost(cost, rollout), end.cost, end.deviation, end.steps, report)
+    return end.best, PolicyReport(mean_cost(cost, rollout), end.cost, end.deviation, end.steps, report)

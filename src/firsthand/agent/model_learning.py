@@ -25,7 +25,7 @@ from .windows import (
 
 
 class ModelReport(NamedTuple):
-    """How the model did."""
+    """What an episode's model update did."""
 
     loss: Float[Array, ""]
     """Mean loss over the last tenth of the Adam steps, on the mini-batches."""
@@ -49,7 +49,7 @@ def one_step_loss(
     return jnp.mean(error**2)
 
 
-def trainable(dynamics: Dynamics) -> tuple[Dynamics, Dynamics]:
+def split_trainable(dynamics: Dynamics) -> tuple[Dynamics, Dynamics]:
     """The weights θ, and the rest (the change scale is set from data, not by gradients)."""
     spec = jax.tree.map(eqx.is_inexact_array, dynamics)
     spec = eqx.tree_at(lambda d: d.change_scale, spec, False)
@@ -63,7 +63,7 @@ def adam(settings: Settings) -> optax.GradientTransformation:
 
 def initial_optimizer(dynamics: Dynamics, settings: Settings) -> PyTree:
     """Adam's moments, all zero."""
-    return adam(settings).init(trainable(dynamics)[0])  # pyright: ignore[reportArgumentType] (a pytree)
+    return adam(settings).init(split_trainable(dynamics)[0])  # pyright: ignore[reportArgumentType] (a pytree)
 
 
 def rescale(dynamics: Dynamics, buffer: Buffer, settings: Settings) -> Dynamics:
@@ -95,7 +95,7 @@ def learn_model(
     return dynamics, optimizer, ModelReport(losses[-max(settings.model.steps // 10, 1) :].mean(), accepted)
 
 
-def falling_rate(settings: Settings) -> Float[Array, " steps"]:
+def rate_schedule(settings: Settings) -> Float[Array, " steps"]:
     """Adam's step size at each step, as a share of the first."""
     fall = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.linspace(0.0, 1.0, settings.model.steps)))
     return settings.model.rate_end + (1.0 - settings.model.rate_end) * fall
@@ -108,7 +108,7 @@ def learn_one_step(
 
     The batch grows with the buffer in equal blocks, without recompiling.
     """
-    weights, fixed = trainable(dynamics)
+    weights, fixed = split_trainable(dynamics)
     most = max(settings.model.max_batch // settings.model.batch, 1)
     wanted = settings.model.batch_share * buffer.size / settings.model.batch
     blocks = jnp.clip(wanted.astype(jnp.int32), 1, most)
@@ -131,7 +131,7 @@ def learn_one_step(
         return (optax.apply_updates(weights, updates), optimizer), value
 
     keys = jax.random.split(key, settings.model.steps)
-    (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), (keys, falling_rate(settings)))
+    (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), (keys, rate_schedule(settings)))
     return eqx.combine(weights, fixed), optimizer, losses
 
 
@@ -144,7 +144,7 @@ def learn_windows(
     the scales of the errors are set anew `settings.model.rescalings` times, as the model gets better.
     """
     model = settings.model
-    weights, fixed = trainable(dynamics)
+    weights, fixed = split_trainable(dynamics)
     continuations = find_continuations(buffer)
 
     def set_scales(weights, key):
@@ -175,7 +175,7 @@ def learn_windows(
     every = -(-model.steps // model.rescalings)
     renew = jnp.arange(model.steps) % every == 0
     first = (weights, optimizer, jnp.ones(buffer.following.shape[1]), jnp.asarray(1.0))
-    (weights, optimizer, _, _), losses = jax.lax.scan(adam_step, first, (keys, falling_rate(settings), renew))
+    (weights, optimizer, _, _), losses = jax.lax.scan(adam_step, first, (keys, rate_schedule(settings), renew))
     return eqx.combine(weights, fixed), optimizer, losses
 
 

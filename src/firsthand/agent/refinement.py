@@ -20,14 +20,14 @@ from ..optim.gauss_newton import gauss_newton_step, linearise, step_residuals, t
 from ..optim.gradient import mean_cost
 from ..optim.preconditioner import StepReport
 from ..optim.rollout import Rollout
-from .ground import Imagined, deviation, ground_of, half_range, predicted
-from .improvement import Improvement, outlier_limit
+from .corrected_model import ImaginedStarts, command_deviation, half_range, make_rollout_inputs, predict_rollout
+from .improvement import PolicyReport, outlier_limit
 from .settings import Settings
 from .trees import select_tree
 
 
 @runtime_checkable
-class SquaresCost(Protocol):
+class LeastSquaresCost(Protocol):
     """A cost that is a sum of squares, as refinement needs it; a `CostFunction` like any other besides."""
 
     def __call__(
@@ -42,8 +42,8 @@ class SquaresCost(Protocol):
         """What c is the sum of squares of."""
         ...
 
-    def steepened(self, power: int) -> "SquaresCost":
-        """The same cost with joint limits that are felt later and more suddenly."""
+    def with_steeper_limits(self, power: int) -> "LeastSquaresCost":
+        """The same cost with a joint-limit term of at least this power: smaller in the margin, equal at the limit."""
         ...
 
 
@@ -55,10 +55,10 @@ class Refinement(eqx.Module):
     damping: Float[Array, ""]
     """λ."""
     active: Bool[Array, ""]
-    """Whether the policy now in use was refined: then its expected cost is one as `felt_cost` counts it."""
+    """Whether the policy now in use was refined: its expected cost is then a `weighted_cost`."""
 
     @staticmethod
-    def none(policy: Policy, settings: Settings) -> "Refinement":
+    def initial(policy: Policy, settings: Settings) -> "Refinement":
         """Before the first refinement."""
         flat, _ = ravel_pytree(eqx.filter(policy, eqx.is_array))
         return Refinement(
@@ -66,8 +66,8 @@ class Refinement(eqx.Module):
         )
 
 
-def felt_cost(cost: SquaresCost, rollout: Rollout, settings: Settings) -> Float[Array, ""]:
-    """What a refinement's prediction is held against: the measured mean cost, weighed in the same way.
+def weighted_cost(cost: LeastSquaresCost, rollout: Rollout, settings: Settings) -> Float[Array, ""]:
+    """The measured mean cost with the trajectories weighted as in refinement, to compare with its prediction.
 
     The weights would hide any number of failures among fewer than half of the trajectories, so a share of the plain
     mean counts where it is larger.
@@ -75,8 +75,8 @@ def felt_cost(cost: SquaresCost, rollout: Rollout, settings: Settings) -> Float[
     valid = rollout.valid & rollout.valid[:, :1]  # as in refinement: the others have no sound start
     each = step_residuals(cost.residuals, dataclasses.replace(rollout, valid=valid))
     limits = (outlier_limit(settings), None)
-    weighed, plain = (jnp.sum((trajectory_weights(each, valid, limit) * each) ** 2) for limit in limits)
-    return jnp.maximum(weighed, settings.refinement.mean_share * plain)
+    weighted, plain = (jnp.sum((trajectory_weights(each, valid, limit) * each) ** 2) for limit in limits)
+    return jnp.maximum(weighted, settings.refinement.mean_share * plain)
 
 
 class _Progress(NamedTuple):
@@ -96,36 +96,36 @@ class _Progress(NamedTuple):
 def refine_on_model(
     policy: Policy,
     dynamics: Dynamics,
-    cost: SquaresCost,
+    cost: LeastSquaresCost,
     rollout: Rollout,
-    imagined: Imagined,
+    imagined: ImaginedStarts,
     radius: Float[Array, ""],
     refinement: Refinement,
     settings: Settings,
-) -> tuple[Policy, Refinement, Improvement]:
-    """`refinement_steps` Gauss–Newton steps, each on the measured trajectories and a batch of imagined ones of its own.
+) -> tuple[Policy, Refinement, PolicyReport]:
+    """`settings.refinement.steps` Gauss–Newton steps, each on the measured trajectories and a new imagined batch.
 
     Fresh references for every step, because tens of thousands of parameters fit any forty trajectories. A step is kept
     when the predicted cost of its own batch falls and the commands stay inside the trust region's radius; λ is then
-    halved, down to `refinement_damping`, and otherwise multiplied by four.
+    multiplied by `damping_decrease`, down to `damping`, and otherwise by `damping_increase`.
     """
     steps, batch = settings.refinement.steps, settings.refinement.batch
     batches = jax.tree.map(lambda a: a[: steps * batch].reshape(steps, batch, *a.shape[1:]), imagined)
     measured = rollout.states.shape[0]
     first_batch = jax.tree.map(lambda a: a[0], batches)
-    fixed = ground_of(dynamics, rollout, first_batch, settings.imagination.disturbances)
-    before = predicted(policy, dynamics, jax.tree.map(lambda a: a[:measured], fixed)).commands
-    least = settings.refinement.damping
-    most = settings.refinement.damping_range * least
-    easier, harder = settings.refinement.damping_decrease, settings.refinement.damping_increase
+    fixed = make_rollout_inputs(dynamics, rollout, first_batch, settings.imagination.disturbances)
+    before = predict_rollout(policy, dynamics, jax.tree.map(lambda a: a[:measured], fixed)).commands
+    lowest = settings.refinement.damping
+    highest = settings.refinement.damping_range * lowest
+    decrease, increase = settings.refinement.damping_decrease, settings.refinement.damping_increase
 
-    def step(now: _Progress, fresh: Imagined) -> tuple[_Progress, StepReport]:
-        on = fixed._replace(
+    def step(now: _Progress, fresh: ImaginedStarts) -> tuple[_Progress, StepReport]:
+        inputs = fixed._replace(
             starts=fixed.starts.at[measured:].set(fresh.starts),
             previews=fixed.previews.at[measured:].set(fresh.previews),
         )
         outlier = outlier_limit(settings)
-        at = linearise(now.policy, lambda p: predicted(p, dynamics, on), cost.residuals, outlier=outlier)
+        at = linearise(now.policy, lambda p: predict_rollout(p, dynamics, inputs), cost.residuals, outlier=outlier)
         candidate, w, report = gauss_newton_step(
             now.policy,
             at,
@@ -138,14 +138,14 @@ def refine_on_model(
             stride=settings.policy_step.jacobian_stride,
             command_scale=half_range(policy),
         )
-        data = predicted(candidate, dynamics, on)
+        data = predict_rollout(candidate, dynamics, inputs)
         value = jnp.sum((at.weights * step_residuals(cost.residuals, data)) ** 2)
-        moved = deviation(policy, data.commands, before, on)
+        moved = command_deviation(policy, data.commands, before, inputs)
         keep = report.accepted & (value < at.value) & (moved <= radius)  # false where the value is not finite
         progress = _Progress(
             policy=select_tree(keep, candidate, now.policy),
             direction=jnp.where(keep, w, 0.0),
-            damping=jnp.clip(now.damping * jnp.where(keep, easier, harder), least, most),
+            damping=jnp.clip(now.damping * jnp.where(keep, decrease, increase), lowest, highest),
             value=jnp.where(keep, value, at.value),
             deviation=jnp.where(keep, moved, now.deviation),
             steps=now.steps + keep,
@@ -159,5 +159,5 @@ def refine_on_model(
     )
     end, reports = jax.lax.scan(step, first, batches)
     report = jax.tree.map(lambda a: a[-1], reports)._replace(accepted=end.sound)
-    improvement = Improvement(mean_cost(cost, rollout), end.value, end.deviation, end.steps, report)
-    return end.policy, Refinement(end.direction, end.damping, jnp.asarray(True)), improvement
+    policy_report = PolicyReport(mean_cost(cost, rollout), end.value, end.deviation, end.steps, report)
+    return end.policy, Refinement(end.direction, end.damping, jnp.asarray(True)), policy_report

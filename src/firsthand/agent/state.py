@@ -48,7 +48,7 @@ class LearnerState(eqx.Module):
             key=key,
             radius=jnp.asarray(settings.trust_region.radius, jnp.float32),
             expected_cost=jnp.asarray(jnp.nan, jnp.float32),
-            refinement=Refinement.none(policy, settings),
+            refinement=Refinement.initial(policy, settings),
             refused=jnp.zeros((), jnp.int32),
             refused_in_a_row=jnp.zeros((), jnp.int32),
         )

@@ -11,10 +11,10 @@ from ..models import Policy
 from ..optim.gradient import mean_cost
 from ..optim.rollout import CostFunction, Rollout
 from .buffer import Buffer
-from .ground import Imagined
-from .improvement import Improvement, improve_policy
+from .corrected_model import ImaginedStarts
+from .improvement import PolicyReport, improve_policy
 from .model_learning import ModelReport, learn_model
-from .refinement import Refinement, SquaresCost, felt_cost, refine_on_model
+from .refinement import LeastSquaresCost, Refinement, refine_on_model, weighted_cost
 from .settings import Settings
 from .state import LearnerState
 from .trees import select_tree
@@ -42,22 +42,23 @@ def update_policy(
     state: LearnerState,
     cost: CostFunction,
     rollout: Rollout,
-    imagined: Imagined | None,
+    imagined: ImaginedStarts | None,
     model: ModelReport,
     settings: Settings,
-) -> tuple[LearnerState, Improvement]:
+) -> tuple[LearnerState, PolicyReport]:
     """Closed-loop gradient and preconditioned step(s), or refinement; counts the episodes with a refused update.
 
     `imagined` holds `settings.imagined_trajectories` trajectories, or is None.
     """
     measured = mean_cost(cost, rollout)
-    felt = measured
+    comparable = measured  # of the same kind as `state.expected_cost`
     if settings.refines:
-        felt = jnp.where(state.refinement.active, felt_cost(steepened(cost, settings), rollout, settings), measured)
-    felt = jnp.where(jnp.any(rollout.valid), felt, jnp.nan)  # an episode of which nothing was seen is no good one
-    radius = adapted_radius(state, felt, settings)
-    policy, refinement, report = _improved(state, cost, rollout, imagined, radius, settings)
-    report = report._replace(cost=measured, surprise=felt / state.expected_cost)
+        weighted = weighted_cost(refinement_cost(cost, settings), rollout, settings)
+        comparable = jnp.where(state.refinement.active, weighted, measured)
+    comparable = jnp.where(jnp.any(rollout.valid), comparable, jnp.nan)  # nothing was seen: not a cost of zero
+    radius = adapt_radius(state, comparable, settings)
+    policy, refinement, report = _improve_or_refine(state, cost, rollout, imagined, radius, settings)
+    report = report._replace(cost=measured, surprise=comparable / state.expected_cost)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)
     report = report._replace(step=report.step._replace(accepted=accepted))
     refused = jnp.where(accepted, 0, 1).astype(jnp.int32)
@@ -68,21 +69,21 @@ def update_policy(
         key=state.key,
         radius=radius,
         expected_cost=jnp.where(accepted, report.predicted_cost, jnp.nan).astype(jnp.float32),
-        refinement=select_tree(accepted, refinement, Refinement.none(state.policy, settings)),
+        refinement=select_tree(accepted, refinement, Refinement.initial(state.policy, settings)),
         refused=state.refused + refused,
         refused_in_a_row=(state.refused_in_a_row + 1) * refused,
     )
     return state, report
 
 
-def _improved(
+def _improve_or_refine(
     state: LearnerState,
     cost: CostFunction,
     rollout: Rollout,
-    imagined: Imagined | None,
+    imagined: ImaginedStarts | None,
     radius: Float[Array, ""],
     settings: Settings,
-) -> tuple[Policy, Refinement, Improvement]:
+) -> tuple[Policy, Refinement, PolicyReport]:
     """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement in their place.
 
     One surprise does not end refinement; a second one before the radius is wide again does. It neither begins nor goes
@@ -90,31 +91,31 @@ def _improved(
     """
     few = None if imagined is None else jax.tree.map(lambda a: a[: settings.imagination.trajectories], imagined)
 
-    def preconditioned() -> tuple[Policy, Refinement, Improvement]:
+    def improve() -> tuple[Policy, Refinement, PolicyReport]:
         policy, report = improve_policy(state.policy, state.dynamics, cost, rollout, few, radius, settings)
-        return policy, Refinement.none(policy, settings), report
+        return policy, Refinement.initial(policy, settings), report
 
-    def refined() -> tuple[Policy, Refinement, Improvement]:
+    def refine() -> tuple[Policy, Refinement, PolicyReport]:
         assert imagined is not None
-        fine = steepened(cost, settings)
+        steep = refinement_cost(cost, settings)
         return refine_on_model(
-            state.policy, state.dynamics, fine, rollout, imagined, radius, state.refinement, settings
+            state.policy, state.dynamics, steep, rollout, imagined, radius, state.refinement, settings
         )
 
     if imagined is None or not settings.refines:
-        return preconditioned()
+        return improve()
     share = jnp.where(state.refinement.active, settings.refinement.min_radius_share, 1.0)
     enough = share * settings.trust_region.max_radius
     trusted = (radius >= enough) & jnp.isfinite(state.expected_cost)
-    return jax.lax.cond(trusted, refined, preconditioned)
+    return jax.lax.cond(trusted, refine, improve)
 
 
-def steepened(cost: CostFunction, settings: Settings) -> SquaresCost:
-    """The cost that refinement minimises."""
-    return cast(SquaresCost, cost).steepened(settings.refinement.limit_power)
+def refinement_cost(cost: CostFunction, settings: Settings) -> LeastSquaresCost:
+    """The cost that refinement minimises: that of the task, with steeper joint limits."""
+    return cast(LeastSquaresCost, cost).with_steeper_limits(settings.refinement.limit_power)
 
 
-def adapted_radius(state: LearnerState, cost: Float[Array, ""], settings: Settings) -> Float[Array, ""]:
+def adapt_radius(state: LearnerState, cost: Float[Array, ""], settings: Settings) -> Float[Array, ""]:
     """The trust-region radius for this episode: wider when the last prediction came true, narrower when it did not."""
     region = settings.trust_region
     surprise = cost / state.expected_cost

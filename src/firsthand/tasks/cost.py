@@ -33,7 +33,7 @@ class TrackingCost:
     limit_weight: float = 0.1
     """w_lim: weight of the joint-limit term."""
     limit_power: int = 4
-    """The power of the joint-limit term: the higher, the later it is felt, and the less it takes from tracking."""
+    """The power of the joint-limit term: the higher, the later it acts, and the less it takes from tracking."""
     limit_margin: float = 0.2
     """The soft margin, as a share of each joint's range: the term is zero inside and w_lim at the limit itself."""
 
@@ -79,8 +79,8 @@ class TrackingCost:
             ]
         )
 
-    def steepened(self, power: int) -> "TrackingCost":
-        """The same cost with a joint-limit term of this power, if it is higher: less of a slope, more of a wall."""
+    def with_steeper_limits(self, power: int) -> "TrackingCost":
+        """The same cost with a joint-limit term of at least this power: smaller in the margin, equal at the limit."""
         return dataclasses.replace(self, limit_power=max(power, self.limit_power))
 
     def _parts(self, state: Array, command: Array, reference: Array) -> tuple[Array, Array, Array]:

@@ -8,7 +8,7 @@ from firsthand_onboard.features import initial_state, measured_part, next_state
 from firsthand_onboard.references import build_reference
 from firsthand_onboard.signals import find_spikes, find_stuck_sensors, is_plausible, mark_memory
 
-from ..agent import Buffer, Experience, Imagined, Rollout
+from ..agent import Buffer, Experience, ImaginedStarts, Rollout
 from ..agent.settings import ExcitationSettings, Settings
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
@@ -41,9 +41,9 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
     )
 
 
-def imagined_starts(
+def draw_imagined_starts(
     task: Task, record: EpisodeRecord, count: int, rng: np.random.Generator, visited: np.ndarray | None = None
-) -> Imagined | None:
+) -> ImaginedStarts | None:
     """Fresh references for imagined trajectories, and where they start. In turn:
 
     - where a trajectory of this episode started;
@@ -66,11 +66,11 @@ def imagined_starts(
             starts[i] = seen[rng.integers(len(seen))]
         measured = measured_part(spec.layout, starts[i])
         if way == "rest":
-            measured = at_rest_in(spec, task.sample_goals(rng, measured, 1)[0])
+            measured = measurement_at_rest(spec, task.sample_goals(rng, measured, 1)[0])
             starts[i] = initial_state(spec.layout, measured, neutral(spec))
         goal = task.sample_goals(rng, measured, 1)[0].astype(np.float32)
         previews.append(build_reference(spec, measured, goal)[preview_indices(spec, task.steps)])
-    return Imagined(jnp.asarray(starts), jnp.asarray(np.stack(previews)))
+    return ImaginedStarts(jnp.asarray(starts), jnp.asarray(np.stack(previews)))
 
 
 def prepare_experience(
@@ -91,12 +91,12 @@ def prepare_experience(
     rollout = as_rollout(task.spec, record)
     few = settings.imagination.trajectories
 
-    def draw(count: int) -> Imagined | None:
-        return imagined_starts(task, record, count, rng, visited_states(buffer, rollout, count, rng))
+    def draw(count: int) -> ImaginedStarts | None:
+        return draw_imagined_starts(task, record, count, rng, visited_states(buffer, rollout, count, rng))
 
     own = draw(practice) if practice else None
     first, more = draw(few), draw(settings.imagined_trajectories - few)
-    return Experience(rollout, first if first is None or more is None else first.joined(more), own)
+    return Experience(rollout, first if first is None or more is None else first.concat(more), own)
 
 
 def visited_states(buffer: Buffer, rollout: Rollout, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -108,7 +108,7 @@ def visited_states(buffer: Buffer, rollout: Rollout, count: int, rng: np.random.
     return np.where((rows < size)[:, None], earlier, newest[np.maximum(rows - size, 0)])
 
 
-def at_rest_in(spec: ControlSpec, position: np.ndarray) -> np.ndarray:
+def measurement_at_rest(spec: ControlSpec, position: np.ndarray) -> np.ndarray:
     """The measurement of a robot that stands still in this configuration."""
     measured = np.asarray(spec.scales.measured_center, np.float32)
     measured[list(spec.layout.position)] = position
@@ -130,7 +130,7 @@ def plan_episode(
     Goals start from what the robot measures, or, where that is not finite, from home. Random commands are for the first
     episodes of a model that has seen no motion yet.
     """
-    here = measured if np.isfinite(measured).all() else at_rest_in(task.spec, np.asarray(task.home))
+    here = measured if np.isfinite(measured).all() else measurement_at_rest(task.spec, np.asarray(task.home))
     goals = task.sample_goals(rng, here, task.trajectories)
     chosen = settings.excitation
     if not chosen.amplitude > 0 or episode >= chosen.episodes or has_seen_motion:

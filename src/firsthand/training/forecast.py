@@ -11,7 +11,7 @@ from firsthand_onboard.features import measured_part
 from firsthand_onboard.kinematics import tracked_output
 
 from ..agent import Rollout
-from ..agent.ground import deviation, ground_of, predicted
+from ..agent.corrected_model import command_deviation, make_rollout_inputs, predict_rollout
 from ..models import Dynamics, Policy
 from ..units import METRES, Unit
 
@@ -44,18 +44,18 @@ def forecast(policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout, 
 
 @eqx.filter_jit
 def _forecast(policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout) -> tuple[Any, Any, Any]:
-    on = ground_of(dynamics, rollout, None)
-    states, count = rollout.states[:, :-1], on.valid.sum()
+    inputs = make_rollout_inputs(dynamics, rollout, None)
+    states, count = rollout.states[:, :-1], inputs.valid.sum()
     new, old = (jax.vmap(jax.vmap(each))(states, rollout.previews) for each in (policy, ran))
 
     def error(x):
         """NaN where nothing was measured: then nothing can be predicted either."""
         output = jax.vmap(jax.vmap(lambda s: tracked_output(policy.spec, measured_part(policy.spec.layout, s))))(x)
-        distance = jnp.where(on.valid, jnp.linalg.norm(output - rollout.references, axis=-1), 0.0)
+        distance = jnp.where(inputs.valid, jnp.linalg.norm(output - rollout.references, axis=-1), 0.0)
         return jnp.where(count > 0, distance.sum() / jnp.maximum(count, 1), jnp.nan)
 
-    change = jnp.where(count > 0, deviation(policy, new, old, on), jnp.nan)
-    return change, error(predicted(policy, dynamics, on).states[:, :-1]), error(states)
+    change = jnp.where(count > 0, command_deviation(policy, new, old, inputs), jnp.nan)
+    return change, error(predict_rollout(policy, dynamics, inputs).states[:, :-1]), error(states)
 
 
 def interpolate(old: Policy, new: Policy, share: float) -> Policy:

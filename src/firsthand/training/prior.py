@@ -25,7 +25,7 @@ from ..runs.packed import Arrays
 from ..runs.pytrees import from_arrays
 from ..tasks import Task
 from .config import TrainingConfig
-from .data import at_rest_in, imagined_starts
+from .data import draw_imagined_starts, measurement_at_rest
 from .origin import InitFrom, Parts, TakenLog, check_parts
 
 WEIGHTS = "init.safetensors"
@@ -133,13 +133,13 @@ def practice_on_model(
     agent = Agent(task.spec, task.cost, settings.with_changes({"refinement.steps": 0}))
     rows = np.asarray(buffer.states[: int(buffer.size)])
     now = AgentState(state, buffer)
-    home = at_rest_in(task.spec, np.asarray(task.home))
+    home = measurement_at_rest(task.spec, np.asarray(task.home))
     for _ in range(settings.imagination.practice_episodes):
         starts = rows[rng.integers(len(rows), size=task.trajectories)]
         starts[0] = initial_state(task.spec.layout, home, neutral(task.spec))
         record = _only_starts(task, starts)
-        own = imagined_starts(task, record, task.trajectories, rng)
-        extra = imagined_starts(task, record, settings.imagination.trajectories, rng)
+        own = draw_imagined_starts(task, record, task.trajectories, rng)
+        extra = draw_imagined_starts(task, record, settings.imagination.trajectories, rng)
         if own is None or extra is None:
             return now.learner
         now, _ = agent.observe(now, Experience(None, extra, practice=own))

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from firsthand.agent import Rollout, Settings
-from firsthand.agent.ground import half_range
+from firsthand.agent.corrected_model import half_range
 from firsthand.agent.improvement import outlier_limit
 from firsthand.models import Dynamics, Policy
 from firsthand.optim.gradient import damped_gradient

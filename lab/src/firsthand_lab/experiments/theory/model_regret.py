@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from firsthand.agent.model_learning import trainable
+from firsthand.agent.model_learning import split_trainable
 from firsthand.models import Dynamics, predicted_entries
 from firsthand.optim.rollout import Rollout
 
@@ -40,7 +40,7 @@ def fitted_loss(
 
     Adam with a rate that falls along a cosine; never worse than the model itself.
     """
-    weights, fixed = trainable(dynamics)
+    weights, fixed = split_trainable(dynamics)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
     count = rollout.valid.size
     flat = jax.tree.map(lambda leaf: leaf.reshape(count, 1, *leaf.shape[2:]), _pairs(rollout))

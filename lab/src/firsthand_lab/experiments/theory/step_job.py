@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from firsthand.agent import Rollout
-from firsthand.agent.ground import half_range
+from firsthand.agent.corrected_model import half_range
 from firsthand.agent.trees import take_member
 from firsthand.models import Policy
 from firsthand.optim.gradient import damped_gradient

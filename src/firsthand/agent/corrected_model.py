@@ -1,4 +1,13 @@
-"""The corrected model's ground: where it is rolled out, on what, and with which measured errors added back."""
+"""The corrected model: the learned dynamics with their measured errors added back.
+
+Along a measured trajectory the model f makes the errors e_τ = x_{τ+1} − f(x_τ, u_τ) (`optim.rollout.model_errors`).
+Rolled out with them,
+
+    x̂_0 = x_0,   u_τ = π(x̂_τ),   x̂_{τ+1} = f(x̂_τ, u_τ) + e_τ,
+
+the model is exact at the policy that made the data, and its error grows only with the distance from it. Imagined
+trajectories have other starts and references; their errors are zero, or those of a measured trajectory.
+"""
 
 from typing import NamedTuple
 
@@ -11,7 +20,7 @@ from ..models import Dynamics, Policy
 from ..optim.rollout import Rollout, model_errors, roll_out
 
 
-class Imagined(eqx.Module):
+class ImaginedStarts(eqx.Module):
     """Where imagined trajectories start and what they follow."""
 
     starts: Float[Array, "trajectories state"]
@@ -19,32 +28,36 @@ class Imagined(eqx.Module):
     previews: Float[Array, "trajectories steps points outputs"]
     """Reference previews, with fresh references."""
 
-    def joined(self, more: "Imagined") -> "Imagined":
-        """These, then `more`."""
+    def concat(self, more: "ImaginedStarts") -> "ImaginedStarts":
+        """These, then `more`, as one."""
         return jax.tree.map(lambda a, b: jnp.concat([a, b]), self, more)
 
 
 def half_range(policy: Policy) -> Float[Array, " commands"]:
-    """Half the range of each command channel: what commands are counted in, so that every robot's are of order one."""
+    """Half the range of each command channel: the unit in which commands of every robot are of order one."""
     limits = policy.spec.limits
     return (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
 
 
-class Ground(NamedTuple):
-    """What the model is rolled out on: the measured trajectories, then the imagined ones."""
+class RolloutInputs(NamedTuple):
+    """What `predict_rollout` needs besides policy and model: measured trajectories first, then imagined ones."""
 
     starts: Float[Array, "trajectories state"]
+    """Initial states."""
     previews: Float[Array, "trajectories steps points outputs"]
-    missed: Float[Array, "trajectories steps state"]
-    """The measured model errors; on imagined trajectories those of `imagined_errors`."""
+    """Reference previews."""
+    errors: Float[Array, "trajectories steps state"]
+    """e_τ, added to each predicted state; on imagined trajectories those of `imagined_errors`."""
     applied: Float[Array, "trajectories steps commands"]
+    """Commands that take the policy's place where it was not `free`."""
     free: Bool[Array, "trajectories steps commands"]
+    """Whether the policy's command was applied as it was."""
     valid: Bool[Array, "trajectories steps"]
     """Steps that count. None does on a measured trajectory whose first step is not valid: it has no sound start."""
 
 
-SHIFT = 37
-"""Control periods by which the errors of one imagined trajectory after the other are shifted: prime to most lengths."""
+ERROR_SHIFT = 37
+"""Control periods by which errors are shifted from one imagined trajectory to the next: prime to most lengths."""
 
 
 def imagined_errors(
@@ -59,52 +72,61 @@ def imagined_errors(
         return jnp.zeros((count, *measured.shape[1:]), measured.dtype)
     trajectories, steps = measured.shape[:2]
     index = jnp.arange(count)
-    return jax.vmap(lambda i: jnp.roll(measured[i % trajectories], (1 + i) * SHIFT % steps, axis=0))(index)
+    return jax.vmap(lambda i: jnp.roll(measured[i % trajectories], (1 + i) * ERROR_SHIFT % steps, axis=0))(index)
 
 
-def ground_of(dynamics: Dynamics, rollout: Rollout, imagined: Imagined | None, disturbances: int = 0) -> Ground:
-    """The measured trajectories with what the model misses on them, and the imagined ones."""
-    missed = model_errors(dynamics, rollout)
+def make_rollout_inputs(
+    dynamics: Dynamics, rollout: Rollout, imagined: ImaginedStarts | None, disturbances: int = 0
+) -> RolloutInputs:
+    """Starts, references and model errors of an episode, and of imagined trajectories behind them.
+
+    Args:
+        dynamics: the model f.
+        rollout: the measured trajectories.
+        imagined: further starts and references; None for none.
+        disturbances: whether imagined trajectories have measured errors, or none (0); see `imagined_errors`.
+    """
+    errors = model_errors(dynamics, rollout)
     starts, previews = rollout.states[:, 0], rollout.previews
     extra = 0
     if imagined is not None:
         extra = imagined.starts.shape[0]
         starts = jnp.concat([starts, imagined.starts])
         previews = jnp.concat([previews, imagined.previews])
-        missed = jnp.concat([missed, imagined_errors(missed, extra, disturbances)])
+        errors = jnp.concat([errors, imagined_errors(errors, extra, disturbances)])
     blank = jnp.zeros((extra, *rollout.commands.shape[1:]))
-    return Ground(
+    return RolloutInputs(
         starts,
         previews,
-        missed,
+        errors,
         applied=jnp.concat([rollout.commands, blank]),
         free=jnp.concat([rollout.free, jnp.ones(blank.shape, bool)]),
         valid=jnp.concat([rollout.valid & rollout.valid[:, :1], jnp.ones(blank.shape[:2], bool)]),
     )
 
 
-def predicted(policy: Policy, dynamics: Dynamics, on: Ground) -> Rollout:
-    """What the model says that a policy does."""
+def predict_rollout(policy: Policy, dynamics: Dynamics, inputs: RolloutInputs) -> Rollout:
+    """The trajectories that the corrected model predicts for a policy."""
     return roll_out(
         policy,
         dynamics,
-        on.starts,
-        previews=on.previews,
-        errors=on.missed,
-        applied=on.applied,
-        free=on.free,
-        valid=on.valid,
+        inputs.starts,
+        previews=inputs.previews,
+        errors=inputs.errors,
+        applied=inputs.applied,
+        free=inputs.free,
+        valid=inputs.valid,
     )
 
 
-def deviation(
+def command_deviation(
     policy: Policy,
     commands: Float[Array, "trajectories steps commands"],
     before: Float[Array, "measured steps commands"],
-    on: Ground,
+    inputs: RolloutInputs,
 ) -> Float[Array, ""]:
-    """Root mean square by which commands differ from those of `before`, in half ranges, on measured trajectories."""
+    """Root mean square difference between `commands` and `before` on the measured trajectories, in half ranges."""
     measured = before.shape[0]
-    counted = on.valid[:measured]
+    counted = inputs.valid[:measured]
     change = jnp.where(counted[..., None], (commands[:measured] - before) / half_range(policy), 0.0)
     return jnp.sqrt(jnp.sum(change**2) / jnp.maximum(counted.sum() * commands.shape[-1], 1))

@@ -38,9 +38,9 @@ class BuiltIn(RobotSource):
     task: Callable[[], Task]
     plant: Callable[[float], AbstractPlant]
     """From the payload in kg to the plant."""
-    sensors: Callable[[], Mapping[str, Sensors | None]]
+    sensors: Callable[[], Mapping[str, Sensors | None]] = lambda: {"exact": None}
     """The sensors that it can be seen through, by name; None is exact."""
-    chosen: str
+    chosen: str = "exact"
     """Which of them."""
 
     def make_task(self) -> Task:

@@ -124,11 +124,10 @@ def test_samples_come_from_the_rows_in_use_and_reach_all_of_them():
     buffer = append(Buffer.empty(64, STATE, COMMANDS, MEASURED), numbered(2, 5, lengths=(5, 2)))
     used = int(buffer.size)
     unused = np.arange(buffer.capacity)[:, None] >= used
-    buffer = Buffer(
-        *(jnp.asarray(np.where(unused, np.nan, a)) for a in (buffer.states, buffer.commands, buffer.following)),
-        buffer.squares,
-        buffer.size,
+    states, commands, following = (
+        jnp.asarray(np.where(unused, np.nan, a)) for a in (buffer.states, buffer.commands, buffer.following)
     )
+    buffer = Buffer(states, commands, following, buffer.squares, buffer.size)
     states, commands, following = (np.asarray(a) for a in sample(buffer, 2000, key=jax.random.key(0)))
     assert np.all(np.isfinite(states))
     rows, counts = np.unique(states[:, 0], return_counts=True)

@@ -109,7 +109,7 @@ def best_cost(system, starts, references) -> float:
     return float(
         np.mean(
             [
-                solve_tracking(system, np.float64(r[:STEPS]), **weights).cost(np.float64(x))
+                solve_tracking(system, np.asarray(r[:STEPS], np.float64), **weights).cost(np.asarray(x, np.float64))
                 for x, r in zip(starts, references, strict=True)
             ]
         )

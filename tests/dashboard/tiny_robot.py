@@ -31,9 +31,17 @@ EPISODE_S = 0.15
 class Drives(AbstractPlant):
     """Two joints."""
 
-    period_s = 0.1
-    num_commands = 2
-    num_measured = 2
+    @property
+    def period_s(self):
+        return 0.1
+
+    @property
+    def num_commands(self):
+        return 2
+
+    @property
+    def num_measured(self):
+        return 2
 
     def reset(self, position):
         return jnp.asarray(position)

@@ -8,6 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy.stats import norm
 
+from firsthand.agent.settings import ExcitationSettings
 from firsthand.models import Dynamics, Policy
 from firsthand.optim.gradient import closed_loop_gradient, mean_cost
 from firsthand.plants.linear_quadratic import augmented_system, solve_preview
@@ -51,7 +52,7 @@ def episode(task):
     now, _ = robot.snapshot()
     rng = np.random.default_rng(0)
     goals = task.sample_goals(rng, robot.measured(), task.trajectories)
-    record = robot.run_episode(policy, goals, smooth_excitation(task, 0.2, rng))
+    record = robot.run_episode(policy, goals, smooth_excitation(task, ExcitationSettings(amplitude=0.2), rng))
     return policy, record, trajectory_starts(PLANT, now[0], record.commands, record.starts)
 
 

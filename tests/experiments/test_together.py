@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -63,7 +64,12 @@ def test_a_seed_without_a_sound_start_does_not_change_the_others(task, monkeypat
 
 def test_refinement_is_the_trainers(task):
     """From the second episode on, where something was predicted: seeds one after the other, and the same numbers."""
-    fast = {"policy_step.steps": 2, "imagination.trajectories": 2, "refinement.steps": 1, "refinement.batch": 2}
+    fast: dict[str, Any] = {
+        "policy_step.steps": 2,
+        "imagination.trajectories": 2,
+        "refinement.steps": 1,
+        "refinement.batch": 2,
+    }
     fast["trust_region.radius"] = 0.5
     settings = preset("fast").with_changes(
         {"model.hidden": (8, 8), "model.steps": 10, "model.batch": 16, "policy_step.cg_iterations": 3, **fast}

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,7 @@ def test_the_onnx_policy_is_the_policy(policy, allowed):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory) -> Iterator[Path]:
     """Two small episodes of a small excavator."""
     path = tmp_path_factory.mktemp("runs") / "small"
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from firsthand.robots import AbstractRobot
-from firsthand.tasks.base import Task
+from firsthand.tasks.base import EvaluationReference, Task
 from firsthand.tasks.cost import TrackingCost
 from firsthand_onboard import ControlSpec, Limits, ReferenceSpec, Scales, SelectedOutput, StateLayout
 
@@ -74,7 +74,9 @@ class ProbeRobot(AbstractRobot):
     def __init__(self, truth: Truth, *, seed: int = 0, before_play: Callable[[int], None] | None = None) -> None:
         spec = probe_spec(truth)
         self.truth = truth
-        self.task = Task(spec, TrackingCost(spec, length_scale=1.0), _unused, _unused, 1.0, (0.0,) * len(truth.mixing))
+        self.task = Task(
+            spec, TrackingCost(spec, length_scale=1.0), _no_goals, _no_references, 1.0, (0.0,) * len(truth.mixing)
+        )
         self.rng = np.random.default_rng(seed)
         self.mixing = np.asarray(truth.mixing)
         positions, channels = self.mixing.shape
@@ -161,5 +163,9 @@ class UnstableRobot(ProbeRobot):
         return rows
 
 
-def _unused(*_: Any) -> Any:
+def _no_goals(rng: np.random.Generator, measured: np.ndarray, count: int) -> np.ndarray:
+    raise NotImplementedError
+
+
+def _no_references(speed: float) -> tuple[EvaluationReference, ...]:
     raise NotImplementedError

@@ -212,7 +212,7 @@ def test_on_the_model_the_gradient_across_gaps_is_that_of_the_mean_cost(float64,
     flat, unravel = ravel_pytree(eqx.filter(problem.policy, eqx.is_array))
     static = eqx.filter(problem.policy, eqx.is_array, inverse=True)
     measured = with_gaps(problem.measured)
-    missed = 0.1 * np.random.default_rng(5).normal(size=(TRAJECTORIES, STEPS, measured.states.shape[-1]))
+    missed = jnp.asarray(0.1 * np.random.default_rng(5).normal(size=(TRAJECTORIES, STEPS, measured.states.shape[-1])))
 
     def run_with(phi):
         states, commands = jax.vmap(predict_trajectory, in_axes=(None, None, 0, 0, 0, 0, 0))(

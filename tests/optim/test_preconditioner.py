@@ -19,7 +19,7 @@ STEPS, TRAJECTORIES, COMMANDS = 4, 3, 2
 ETA, EPSILON = 0.5, 0.05
 
 
-def random_policy(spec, seed: int, dtype=np.float32) -> Policy:
+def random_policy(spec, seed: int, dtype: type = np.float32) -> Policy:
     rng = np.random.default_rng(seed)
     sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
     layers = tuple(
@@ -32,7 +32,9 @@ def random_policy(spec, seed: int, dtype=np.float32) -> Policy:
     return Policy(layers, spec)
 
 
-def random_rollout(spec, seed: int, *, scale: float = 1.0, dtype=np.float32, trajectories=TRAJECTORIES) -> Rollout:
+def random_rollout(
+    spec, seed: int, *, scale: float = 1.0, dtype: type = np.float32, trajectories=TRAJECTORIES
+) -> Rollout:
     rng = np.random.default_rng(seed)
     shape = (trajectories, STEPS)
     return Rollout(

@@ -186,7 +186,7 @@ def test_the_pressure_model_creates_no_energy():
 
 
 def test_the_pressure_model_stays_between_vacuum_and_port_relief():
-    plant = ExcavatorPressure(payload_kg=900.0)
+    plant = ExcavatorPressure().with_payload(900.0)
     commands = np.random.default_rng(3).choice([-1.0, 0.0, 1.0], (30, 4)).repeat(5, 0)
     states = trajectory(plant, plant.reset(POSE), jnp.asarray(commands))
     pressure = np.stack([states.bore, states.rod])

@@ -88,7 +88,7 @@ def test_a_sensed_plant_moves_as_it_would_unseen_and_keeps_its_truth():
     sensed = SensedPlant(plant, sensors.for_entries(tuple("abcdefgh")))
     position, command = jnp.asarray((-0.85, 1.2, 0.6, 0.8)), jnp.asarray((0.5, -0.5, 0.3, 0.2))
     bare, seen, key = plant.reset(position), sensed.reset(position), jax.random.key(0)
-    step, look, measure = (eqx.filter_jit(f) for f in (plant.step, sensed.step, sensed.measure))
+    step, look, measure = eqx.filter_jit(plant.step), eqx.filter_jit(sensed.step), eqx.filter_jit(sensed.measure)
     errors = []
     for k in range(60):
         bare, seen = step(bare, command, key=key), look(seen, command, key=jax.random.key(k))

@@ -1,6 +1,6 @@
 import json
 import subprocess
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import jax
@@ -13,7 +13,7 @@ def test_what_is_collected() -> None:
     assert json.loads(json.dumps(collected)) == collected
     assert collected["packages"]["jax"] == jax.__version__
     assert set(collected["packages"]) >= {"firsthand", "jaxlib", "equinox", "optax", "numpy"}
-    assert datetime.fromisoformat(collected["started_utc"]).utcoffset().total_seconds() == 0
+    assert datetime.fromisoformat(collected["started_utc"]).utcoffset() == timedelta(0)
     assert collected["cpu_count"] >= 1
     assert collected["argv"]
 

@@ -466,4 +466,8 @@ def test_a_policy_that_learned_from_a_log_is_what_the_guard_remembers(trainer):
     made = Trainer(made.robot, config, made.recorder, supervisor=made.supervisor, prior=prior)
     untrained = weights(made.state.policy)
     made.run_episode()
-    assert weights(made.supervisor._ran) == weights(made.supervisor._good) == ran(made, 1) != untrained
+    guard = made.supervisor
+    assert isinstance(guard, Guard)
+    assert guard._ran is not None
+    assert guard._good is not None
+    assert weights(guard._ran) == weights(guard._good) == ran(made, 1) != untrained

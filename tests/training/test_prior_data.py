@@ -109,12 +109,10 @@ def test_resuming_rebuilds_the_same_buffer_and_the_same_learner(task: Task, log:
 
     parts = start(task, prior, tmp_path / "parts")
     log.unlink()  # what was taken is in the run folder
-    assert parts.run is not None
-    parts.run.close()
+    folder_of(parts).close()
     before_any_checkpoint = resumed(task, tmp_path / "parts")
-    assert before_any_checkpoint.run is not None
     before_any_checkpoint.run_episode()
-    before_any_checkpoint.run.close()
+    folder_of(before_any_checkpoint).close()
     rest = resumed(task, tmp_path / "parts")
     assert rest.episode == 1
     while rest.episode < DONE:

@@ -20,7 +20,7 @@ from firsthand.robots.approval import approvals_file
 from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.registry import find_robot, make_task
 from firsthand.runs import RunFolder
-from firsthand.training import Trainer, TrainingConfig
+from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.run import Run
 
 ROBOT = """
@@ -63,7 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     robot = found.make()
     stored = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
     with RunFolder.create(folder / "run", stored, provenance={}) as run:
-        Trainer(robot, config, run).train()
+        Trainer(robot, config, FolderRecorder(run)).train()
     evaluate_kept(Run.open(folder / "run"), robot, None)
     file.unlink()
     return folder / "run"

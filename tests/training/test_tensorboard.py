@@ -13,14 +13,16 @@ from firsthand.training.tensorboard import EventFiles
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard would show: a record is a length, its checksum, an event, and the event's checksum."""
-    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto import event_pb2
+
+    event_type = vars(event_pb2)["Event"]  # made at run time by protobuf
 
     found: dict[str, list[tuple[int, float]]] = {}
     (path,) = folder.glob("events.out.tfevents.*")
     data, at = path.read_bytes(), 0
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
-        event = Event.FromString(data[at + 12 : at + 12 + length])
+        event = event_type.FromString(data[at + 12 : at + 12 + length])
         for value in event.summary.value:
             found.setdefault(value.tag, []).append((event.step, value.simple_value))
         at += 16 + length

@@ -15,7 +15,6 @@ from firsthand.agent.model_learning import (
     rescale,
 )
 from firsthand.agent.settings import Settings
-from firsthand.errors import UserError
 from firsthand.models import Dynamics, predicted_entries
 from firsthand.optim.rollout import Rollout
 
@@ -244,37 +243,3 @@ def test_no_steps_leave_the_function_alone(spec, model):
     np.testing.assert_allclose(
         predict(after, buffer.states, buffer.commands), predict(model, buffer.states, buffer.commands), atol=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("eta", 0.0),
-        ("eta", float("nan")),
-        ("epsilon", -1.0),
-        ("epsilon", float("inf")),
-        ("model_rate", 0.0),
-        ("cg_tolerance", 0.0),
-        ("alpha", -0.1),
-        ("discount", 0.0),
-        ("discount", 1.1),
-        ("model_batch_share", 1.5),
-        ("policy_steps", 0),
-        ("cg_iterations", 0),
-        ("model_batch", 0),
-        ("model_batch", 2.5),
-        ("model_steps", 2.0),
-        ("policy_steps", 1.5),
-        ("imagined", 0.5),
-        ("model_hidden", (8.0,)),
-        ("model_batch_most", 0),
-        ("model_batch_most", 128),  # less than model_batch
-        ("imagined", -1),
-        ("model_steps", -1),
-        ("model_hidden", ()),
-        ("model_hidden", (16, 0)),
-    ],
-)
-def test_a_wrong_setting_is_named(name, value):
-    with pytest.raises(UserError, match=rf"^{name} is "):
-        Settings(**{name: value})

@@ -1,6 +1,7 @@
 """The robot that peers learn on is the robot that we learn on."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -37,7 +38,8 @@ def test_a_policy_does_step_by_step_what_it_does_in_one_compiled_episode(setup):
     for i in range(task.trajectories):
         state = record.starts[i]
         for k in range(task.steps):
-            costs.append(float(task.cost(state, record.commands[i, k], record.references[i, k])))
+            given = (state, record.commands[i, k], record.references[i, k])
+            costs.append(float(task.cost(*map(jnp.asarray, given))))
             state = np.concatenate(
                 [
                     record.measured[i, k + 1],

@@ -12,7 +12,7 @@ STATE, COMMANDS, MEASURED = 3, 2, 2
 
 
 def numbered(trajectories: int, steps: int, *, first: int = 0, lengths=None) -> Rollout:
-    """An episode in which step k of trajectory i says so: every number in it is unique to its place."""
+    """An episode in which every number is unique to its trajectory, step and entry."""
     count = trajectories * (steps + 1)
     index = first + np.arange(count, dtype=np.float32).reshape(trajectories, steps + 1)
     states = np.stack([index, index + 0.25, index + 0.5], axis=-1)

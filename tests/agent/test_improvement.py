@@ -93,8 +93,8 @@ random_dynamics = eqx.filter_jit(Dynamics.random)
 
 
 @eqx.filter_jit
-def roll_out(policy, dynamics, starts, previews, missed=None) -> Rollout:
-    return optim.roll_out(policy, dynamics, starts, previews=previews, errors=missed)
+def roll_out(policy, dynamics, starts, previews, errors=None) -> Rollout:
+    return optim.roll_out(policy, dynamics, starts, previews=previews, errors=errors)
 
 
 def measured_rollout(policy, dynamics, task, count=8, seed=0) -> tuple[Rollout, np.ndarray, np.ndarray]:
@@ -117,7 +117,7 @@ def best_cost(system, starts, references) -> float:
 
 
 ALPHA = 0.36  # the probes' outputs move far with a command of the whole range, so its change weighs much
-HYPER = Settings().with_changes({"policy_step.discount": 1.0, "policy_step.steps": 40, "policy_step.alpha": ALPHA})
+SETTINGS = Settings().with_changes({"policy_step.discount": 1.0, "policy_step.steps": 40, "policy_step.alpha": ALPHA})
 MODEL_HYPER = Settings().with_changes(
     {"model.steps": 200, "model.rate": 5e-3, "model.batch": 32, "model.hidden": (16,)}
 )
@@ -136,7 +136,7 @@ def test_with_a_true_model_the_policy_approaches_the_known_optimum(plant, reques
     optimum = best_cost(system, starts, references)
     assert float(cost_of(task.cost, rollout)) > 4.0 * optimum
     for _ in range(4):
-        policy, report = improve_policy(policy, model, task.cost, rollout, None, 10.0, HYPER)
+        policy, report = improve_policy(policy, model, task.cost, rollout, None, 10.0, SETTINGS)
         assert report.step.accepted
         rollout = roll_out(policy, model, rollout.states[:, 0], rollout.previews)
         # The model is the plant, so the prediction comes true.
@@ -244,25 +244,25 @@ def test_one_step_is_the_gradient_and_the_step(float64, toy):
     np.testing.assert_allclose(report.cost, cost_of(cost, rollout), rtol=1e-12)
 
 
-def test_with_its_residuals_the_model_repeats_what_was_measured(float64, toy):
-    """The anchor: however wrong the model, at the policy that made the data it is exact, to rounding."""
+def test_the_corrected_model_reproduces_the_measured_trajectories(float64, toy):
+    """However wrong the model, with its errors added back it is exact at the policy that made the data, to rounding."""
     policy, model, _, rollout = toy
-    missed = model_errors_of(model, rollout)
-    assert np.max(np.abs(missed)) > 0.05
-    again = roll_out(policy, model, rollout.states[:, 0], rollout.previews, missed)
+    errors = model_errors_of(model, rollout)
+    assert np.max(np.abs(errors)) > 0.05
+    again = roll_out(policy, model, rollout.states[:, 0], rollout.previews, errors)
     np.testing.assert_allclose(again.states, rollout.states, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(again.commands, rollout.commands, rtol=1e-10, atol=1e-12)
     without = roll_out(policy, model, rollout.states[:, 0], rollout.previews)
     assert np.max(np.abs(without.states - rollout.states)) > 0.05
 
 
-def test_padding_has_no_residual(float64, toy):
+def test_invalid_steps_have_no_model_error(float64, toy):
     _, model, _, rollout = toy
     valid = np.array(rollout.valid)
     valid[1, 2:] = False
-    missed = np.asarray(model_errors_of(model, eqx.tree_at(lambda r: r.valid, rollout, jnp.asarray(valid))))
-    np.testing.assert_array_equal(missed[1, 2:], 0.0)
-    assert np.all(np.any(missed[1, :2] != 0, axis=-1))
+    errors = np.asarray(model_errors_of(model, eqx.tree_at(lambda r: r.valid, rollout, jnp.asarray(valid))))
+    np.testing.assert_array_equal(errors[1, 2:], 0.0)
+    assert np.all(np.any(errors[1, :2] != 0, axis=-1))
 
 
 def test_several_steps_begin_at_the_measured_trajectories(float64, toy):
@@ -290,12 +290,12 @@ def test_a_trajectory_without_a_sound_start_does_not_count_on_the_model(float64,
 
 
 @pytest.mark.parametrize("radius", [0.02, 10.0])
-def test_several_steps_keep_their_word(float64, toy, radius):
+def test_the_report_of_several_steps_matches_an_independent_rollout(float64, toy, radius):
     """Predicted cost and deviation are what an independent rollout of the new policy says, and inside the radius."""
     policy, model, cost, rollout = toy
     new, report = improve_policy(policy, model, cost, rollout, None, radius, SEVERAL)
-    missed = model_errors_of(model, rollout)
-    after = roll_out(new, model, rollout.states[:, 0], rollout.previews, missed)
+    errors = model_errors_of(model, rollout)
+    after = roll_out(new, model, rollout.states[:, 0], rollout.previews, errors)
     assert 1 <= int(report.steps_taken) <= 5
     assert report.step.accepted
     np.testing.assert_allclose(report.predicted_cost, cost_of(cost, after), rtol=1e-9)
@@ -348,12 +348,12 @@ def test_several_steps_begin_at_the_measured_trajectories_also_where_a_gate_was_
 
 
 def test_imagined_trajectories_count_like_measured_ones(float64, toy):
-    """Imagined beside measured, the predicted cost is the mean over both; the imagined have no residual."""
+    """Imagined beside measured, the predicted cost is the mean over both; imagined ones have no model errors."""
     policy, model, cost, rollout = toy
     starts, previews = rollout.states[:2, 0] * 0.5, rollout.previews[1:] * 0.5
     new, report = improve_policy(policy, model, cost, rollout, ImaginedStarts(starts, previews), 10.0, SEVERAL)
-    missed = model_errors_of(model, rollout)
-    measured = roll_out(new, model, rollout.states[:, 0], rollout.previews, missed)
+    errors = model_errors_of(model, rollout)
+    measured = roll_out(new, model, rollout.states[:, 0], rollout.previews, errors)
     fresh = roll_out(new, model, starts, previews)
     expected = (3 * float(cost_of(cost, measured)) + 2 * float(cost_of(cost, fresh))) / 5
     np.testing.assert_allclose(report.predicted_cost, expected, rtol=1e-9)
@@ -369,7 +369,7 @@ def test_a_model_that_is_not_finite_changes_nothing(float64, toy, settings):
     np.testing.assert_array_equal(leaves(new), leaves(policy))
 
 
-def test_the_improvement_compiles_once(scalar_task, compilations):
+def test_improving_the_policy_compiles_once(scalar_task, compilations):
     """Other policies, data and radii of the same shapes run the same program."""
     system = augmented_system(ScalarPlant(), 1)
     model = true_model(system, scalar_task.spec)
@@ -377,8 +377,8 @@ def test_the_improvement_compiles_once(scalar_task, compilations):
     for seed in range(3):
         policy = random_policy(scalar_task.spec, key=jax.random.key(seed))
         cases.append((policy, measured_rollout(policy, model, scalar_task, seed=seed)[0], 0.1 * (seed + 1)))
-    improve_policy(cases[0][0], model, scalar_task.cost, cases[0][1], None, cases[0][2], HYPER)
+    improve_policy(cases[0][0], model, scalar_task.cost, cases[0][1], None, cases[0][2], SETTINGS)
     with compilations() as compiled:
         for policy, rollout, radius in cases[1:]:
-            improve_policy(policy, model, scalar_task.cost, rollout, None, radius, HYPER)
+            improve_policy(policy, model, scalar_task.cost, rollout, None, radius, SETTINGS)
     assert compiled.count == 0

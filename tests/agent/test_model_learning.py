@@ -19,7 +19,7 @@ from firsthand.models import Dynamics, predicted_entries
 from firsthand.optim.rollout import Rollout
 
 PERIOD = 0.1
-HYPER = Settings().with_changes(
+SETTINGS = Settings().with_changes(
     {
         "model.steps": 2000,
         "model.rate": 5e-3,
@@ -67,13 +67,15 @@ def make_buffer(states, commands, following, count: int) -> Buffer:
 
 @pytest.fixture(scope="module")
 def model(spec):
-    return Dynamics.random(spec, HYPER.model.hidden, key=jax.random.key(0))
+    return Dynamics.random(spec, SETTINGS.model.hidden, key=jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
 def learned(spec, model):
     """The model after 2000 Adam steps on 800 transitions; compiles `learn_model` for the tests below."""
-    return learn_model(model, initial_optimizer(model, HYPER), linear_buffer(spec, 800), HYPER, key=jax.random.key(1))
+    return learn_model(
+        model, initial_optimizer(model, SETTINGS), linear_buffer(spec, 800), SETTINGS, key=jax.random.key(1)
+    )
 
 
 @eqx.filter_jit
@@ -123,7 +125,7 @@ def test_a_transition_that_is_not_finite_is_refused(spec, learned, bad, part):
     values = {name: np.array(getattr(buffer, name)) for name in ("states", "commands", "following")}
     values[part][17, 1] = bad
     broken = make_buffer(**values, count=800)
-    after, after_optimizer, report = learn_model(dynamics, optimizer, broken, HYPER, key=jax.random.key(2))
+    after, after_optimizer, report = learn_model(dynamics, optimizer, broken, SETTINGS, key=jax.random.key(2))
     assert not report.accepted
     assert_same_bits((after, after_optimizer), (dynamics, optimizer))
 
@@ -134,12 +136,14 @@ def test_what_is_not_finite_beyond_the_rows_in_use_does_no_harm(spec, learned):
     values = np.array(buffer.following)
     values[800:] = np.nan
     fine = eqx.tree_at(lambda b: b.following, buffer, jnp.asarray(values))
-    _, _, report = learn_model(dynamics, optimizer, fine, HYPER, key=jax.random.key(2))
+    _, _, report = learn_model(dynamics, optimizer, fine, SETTINGS, key=jax.random.key(2))
     assert report.accepted
 
 
 def test_the_same_key_gives_the_same_bits(spec, model, learned):
-    again = learn_model(model, initial_optimizer(model, HYPER), linear_buffer(spec, 800), HYPER, key=jax.random.key(1))
+    again = learn_model(
+        model, initial_optimizer(model, SETTINGS), linear_buffer(spec, 800), SETTINGS, key=jax.random.key(1)
+    )
     assert_same_bits(again, learned)
 
 

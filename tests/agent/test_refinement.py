@@ -91,8 +91,8 @@ def test_a_step_is_that_of_the_optimiser_with_these_settings(float64, toy):
     ("failed", "factor", "least", "most"),
     [(0, 1.0, 1.0, 1.0), (1, 20.0, 1.0, 1.5), (1, 1e4, 100.0, 1e4), (4, 100.0, 10.0, 100.0), (10, 9.0, 9.0, 9.0)],
 )
-def test_what_is_a_surprise(scalar_task, failed, factor, least, most):
-    """One motion that goes wrong is none; one that fails badly, four that fail, and all that do worse are."""
+def test_weighted_cost_ignores_one_odd_trajectory_but_not_several(scalar_task, failed, factor, least, most):
+    """One trajectory that goes wrong is no surprise; one that fails badly, four that fail, or all doing worse are."""
     steps = scalar_task.steps
     error = jnp.asarray(np.where(np.arange(10) < failed, np.sqrt(factor), 1.0), jnp.float32)
     size, points = scalar_task.spec.layout.size, 1 + len(scalar_task.spec.preview)
@@ -183,7 +183,7 @@ def test_steps_outside_the_radius_are_not_kept_and_damped(scalar):
     assert float(state.damping) == pytest.approx(16 * TWO.refinement.damping)
 
 
-def test_damping_falls_to_its_least(scalar):
+def test_damping_falls_to_its_lower_bound(scalar):
     policy, model, cost, rollout, imagined = scalar
     before = Refinement(jnp.zeros_like(flat_of(policy)), jnp.asarray(3 * TWO.refinement.damping), jnp.asarray(True))
     _, state, report = refine(policy, model, cost, rollout, imagined, 10.0, TWO, before)
@@ -276,7 +276,7 @@ def test_a_refused_update_leaves_the_policy_and_forgets_the_direction(scalar, sc
     assert not improvement.step.accepted
 
 
-def test_where_nothing_is_imagined_nothing_is_refined():
+def test_refinement_needs_imagined_trajectories():
     assert not TWO.with_changes({"imagination.trajectories": 0}).refines
     assert TWO.with_changes({"imagination.trajectories": 0}).imagined_trajectories == 0
     assert TWO.imagined_trajectories == 6

@@ -15,12 +15,12 @@ from firsthand.optim.rollout import Rollout
 from firsthand.tasks.cost import TrackingCost
 from firsthand_onboard import PolicyShape
 
-HYPER = Settings().with_changes({"trust_region.radius": 0.1, "trust_region.max_radius": 0.4, "model.hidden": (2,)})
+SETTINGS = Settings().with_changes({"trust_region.radius": 0.1, "trust_region.max_radius": 0.4, "model.hidden": (2,)})
 
 
 @pytest.fixture(scope="module")
 def state(toy_spec):
-    return LearnerState.random(dataclasses.replace(toy_spec, policy=PolicyShape((2,))), HYPER, seed=0)
+    return LearnerState.random(dataclasses.replace(toy_spec, policy=PolicyShape((2,))), SETTINGS, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_the_radius_follows_how_the_last_prediction_came_true(state, before, exp
     now = eqx.tree_at(
         lambda s: (s.radius, s.expected_cost), state, (jnp.asarray(before), jnp.asarray(expected, jnp.float32))
     )
-    assert float(adapt_radius(now, jnp.asarray(measured), HYPER)) == pytest.approx(after, rel=1e-6)
+    assert float(adapt_radius(now, jnp.asarray(measured), SETTINGS)) == pytest.approx(after, rel=1e-6)
 
 
 def test_the_first_episode_keeps_the_first_radius(state):
     assert float(state.radius) == pytest.approx(0.1)
-    assert float(adapt_radius(state, jnp.asarray(1.0), HYPER)) == pytest.approx(0.1)
+    assert float(adapt_radius(state, jnp.asarray(1.0), SETTINGS)) == pytest.approx(0.1)
 
 
 def test_an_episode_of_which_nothing_was_seen_does_not_widen_the_radius(state, toy_spec):
@@ -62,6 +62,6 @@ def test_an_episode_of_which_nothing_was_seen_does_not_widen_the_radius(state, t
     expecting = eqx.tree_at(lambda s: s.expected_cost, state, jnp.asarray(1.0, jnp.float32))
     refused = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(False))
     cost = TrackingCost(toy_spec, length_scale=1.0)
-    after, _ = update_policy(expecting, cost, rollout, None, refused, HYPER)
+    after, _ = update_policy(expecting, cost, rollout, None, refused, SETTINGS)
     assert float(after.radius) == pytest.approx(0.1)
     assert int(after.refused) == 1

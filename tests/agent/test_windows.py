@@ -80,7 +80,7 @@ def test_windows_end_at_gaps_and_hold_what_was_measured(spec):
     assert seen == set(range(8))  # every row from which a window fits into the buffer
 
 
-def test_the_loss_is_what_one_works_out_by_hand():
+def test_the_multi_step_loss_equals_a_case_worked_by_hand():
     windows = Windows(
         jnp.asarray([[1.0], [5.0]]),
         jnp.asarray([[[1.0], [2.0]], [[0.0], [0.0]]]),

@@ -17,7 +17,7 @@ from firsthand_lab.experiments.together import Together
 
 EPISODES, SEEDS = 2, (0, 3)
 SMALL = {"model.hidden": (8, 8), "model.steps": 10, "model.batch": 16, "policy_step.cg_iterations": 3}
-HYPER = preset("paper").with_changes(SMALL)
+SETTINGS = preset("paper").with_changes(SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +27,13 @@ def task():
 
 @pytest.fixture(scope="module")
 def curves(task):
-    group = Together(ExcavatorFlow(), task, HYPER, SEEDS, episodes=EPISODES)
+    group = Together(ExcavatorFlow(), task, SETTINGS, SEEDS, episodes=EPISODES)
     return [group.run_episode() for _ in range(EPISODES)], group
 
 
 def test_each_seed_learns_what_it_would_learn_alone(task, curves):
     for i, seed in enumerate(SEEDS):
-        config = replace(TrainingConfig.of("excavator", "paper", episodes=EPISODES, seed=seed), settings=HYPER)
+        config = replace(TrainingConfig.of("excavator", "paper", episodes=EPISODES, seed=seed), settings=SETTINGS)
         trainer = Trainer(SimulatedRobot(ExcavatorFlow(), task, seed=seed), config)
         for episode in range(EPISODES):
             alone = trainer.run_episode().metrics
@@ -42,10 +42,10 @@ def test_each_seed_learns_what_it_would_learn_alone(task, curves):
 
 
 def test_a_snapshot_goes_on_as_if_nothing_had_happened(task, curves):
-    again = Together(ExcavatorFlow(), task, HYPER, SEEDS, episodes=EPISODES)
+    again = Together(ExcavatorFlow(), task, SETTINGS, SEEDS, episodes=EPISODES)
     again.run_episode()
     kept = to_arrays(again.snapshot())
-    other = Together(ExcavatorFlow(), task, HYPER, SEEDS, episodes=EPISODES)
+    other = Together(ExcavatorFlow(), task, SETTINGS, SEEDS, episodes=EPISODES)
     other.restore(from_arrays(other.snapshot(), kept))
     np.testing.assert_array_equal(other.run_episode()["cost"], curves[0][1]["cost"])
 
@@ -56,7 +56,7 @@ def test_a_seed_without_a_sound_start_does_not_change_the_others(task, monkeypat
     starts = iter([True, True, False, False])  # of each seed: for the policy's steps, and for refinement
     monkeypatch.setattr(data, "draw_imagined_starts", lambda *a: sound(*a) if next(starts) else None)
     group = Together(
-        ExcavatorFlow(), task, HYPER.with_changes({"imagination.trajectories": 2}), SEEDS, episodes=EPISODES
+        ExcavatorFlow(), task, SETTINGS.with_changes({"imagination.trajectories": 2}), SEEDS, episodes=EPISODES
     )
     with pytest.raises(UserError, match="episode 1 of seed 3 no trajectory had a sound start"):
         group.run_episode()

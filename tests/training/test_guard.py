@@ -89,7 +89,7 @@ def test_limits_widen_only_while_the_model_predicts_well():
 
 
 def a_rollout(free: np.ndarray | None = None) -> tuple[LearnerState, Rollout]:
-    """A learner of the toy robot, and an episode that its own model and policy have made: residuals are zero.
+    """A learner of the toy robot, and an episode that its own model and policy have made: model errors are zero.
 
     Where it is not free, a gate has taken half a unit off the command.
     """
@@ -163,7 +163,7 @@ def test_what_is_too_much_or_not_a_number_may_not_run():
     assert not SETTINGS.allow(Forecast(0.4, float("nan"), 0.1))
 
 
-HYPER = preset("paper").with_changes({"model.steps": 20, "model.hidden": (16,), "excitation.amplitude": 0.0})
+AGENT_SETTINGS = preset("paper").with_changes({"model.steps": 20, "model.hidden": (16,), "excitation.amplitude": 0.0})
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def trainer(make_probe_task, tmp_path):
     with RunFolder.create(tmp_path / "run", {}, provenance={}) as run:
 
         def make(settings: GuardSettings, approve=None, control=None, robot_name: str = "excavator") -> Trainer:
-            config = TrainingConfig(robot_name, "fast", HYPER, 9)
+            config = TrainingConfig(robot_name, "fast", AGENT_SETTINGS, 9)
             robot = SimulatedRobot(ScalarPlant(), task)
             guard = Guard(task, settings, approve)
             return Trainer(robot, config, FolderRecorder(run), supervisor=guard, control=control)
@@ -460,7 +460,7 @@ def test_a_policy_that_learned_from_a_log_is_what_the_guard_remembers(trainer):
     following = states[:, :1] + 0.1 * commands
     rows = Transitions(*(part.astype(np.float32) for part in (states, commands, following)))
     made = trainer(SETTINGS)
-    settings = HYPER.with_changes({"imagination.trajectories": 4})
+    settings = AGENT_SETTINGS.with_changes({"imagination.trajectories": 4})
     config = dataclasses.replace(made.config, settings=settings)
     prior = Prior(taken=(rows,))
     made = Trainer(made.robot, config, made.recorder, supervisor=made.supervisor, prior=prior)

@@ -33,7 +33,7 @@ from firsthand.training.display import TrainingDisplay
 from firsthand.training.learning import Learner
 
 SMALL = {"model.steps": 20, "model.hidden": (16,)}
-HYPER = {
+SETTINGS = {
     "paper": preset("paper").with_changes(SMALL),
     "fast": preset("fast").with_changes(
         {
@@ -45,13 +45,13 @@ HYPER = {
         }
     ),
 }
-HYPER["refined"] = HYPER["fast"].with_changes(
+SETTINGS["refined"] = SETTINGS["fast"].with_changes(
     {"trust_region.radius": 0.5}
 )  # the most: refinement from the second episode on
 EPISODES = 9
 """The same for all, so that the buffers have the same size and what is compiled is shared; most tests stop earlier."""
 
-every = pytest.mark.parametrize("settings", HYPER.values(), ids=HYPER.keys())
+every = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_what_an_episode_leaves(settings: Settings, task: Task, run: RunFolder) 
 @pytest.mark.parametrize("lost", ["later", "damaged"])
 def test_the_kept_policy_is_one_of_the_episodes_that_stay(lost: str, task: Task, run: RunFolder) -> None:
     """Killed after the kept policy was written and before the checkpoint, or the file is damaged."""
-    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), FolderRecorder(run))
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(SETTINGS["paper"]), FolderRecorder(run))
     for _ in range(3):
         trainer.run_episode()
     kept, before = run.load_best(), trainer.recorder.kept
@@ -123,7 +123,7 @@ def test_the_kept_policy_is_one_of_the_episodes_that_stay(lost: str, task: Task,
         run.save_best(weights, {"episode": 4, "tracking_error": 0.0})
     else:
         (run.path / "best.safetensors").write_bytes(b"no policy")
-    again = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), FolderRecorder(run))
+    again = Trainer(SimulatedRobot(ScalarPlant(), task), config(SETTINGS["paper"]), FolderRecorder(run))
     again.resume()
     restored = run.load_best()
     assert restored is not None
@@ -269,7 +269,7 @@ def test_a_policy_is_not_proven_by_the_few_steps_that_a_bad_sensor_leaves(task: 
 
     robot = Distorted(ScalarPlant(), task)
     robot.distort = spoil
-    trainer = Trainer(robot, config(HYPER["paper"]), FolderRecorder(run))
+    trainer = Trainer(robot, config(SETTINGS["paper"]), FolderRecorder(run))
     summary = trainer.run_episode()
     assert summary.record.valid.all()
     assert summary.metrics["valid_share"] == pytest.approx(5 / 20)
@@ -290,7 +290,7 @@ def test_a_good_update_ends_a_row_of_refused_ones(task: Task) -> None:
             self.agent = Agent(task.spec, cost, self.settings)
             return super().observe(*arguments)
 
-    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), learner=BreaksTwice)
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(SETTINGS["paper"]), learner=BreaksTwice)
     trainer.run_episode()
     for row in (1, 2):
         summary = trainer.run_episode()
@@ -332,14 +332,14 @@ def test_one_bad_sample_is_left_out_and_learning_goes_on(
 
 
 def test_training_on_the_probe_learns(task: Task) -> None:
-    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["fast"]))
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task), config(SETTINGS["fast"]))
     errors = [trainer.run_episode().metrics["tracking_error"] for _ in range(EPISODES)]
     assert np.mean(errors[-2:]) < 0.4 * errors[0]
 
 
 def test_a_run_in_memory_keeps_what_a_run_in_a_folder_keeps(task: Task, run: RunFolder) -> None:
     made = [
-        Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), recorder)
+        Trainer(SimulatedRobot(ScalarPlant(), task), config(SETTINGS["paper"]), recorder)
         for recorder in (MemoryRecorder(), FolderRecorder(run))
     ]
     for trainer in made:
@@ -373,5 +373,5 @@ def test_what_callbacks_see_cannot_be_changed(task: Task) -> None:
             seen.append(summary.episode)
 
     seen: list[int] = []
-    Trainer(SimulatedRobot(ScalarPlant(), task), config(HYPER["paper"]), callbacks=(Meddle(),)).run_episode()
+    Trainer(SimulatedRobot(ScalarPlant(), task), config(SETTINGS["paper"]), callbacks=(Meddle(),)).run_episode()
     assert seen == [1]

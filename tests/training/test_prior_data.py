@@ -23,7 +23,7 @@ from firsthand.training import FolderRecorder, Trainer, TrainingConfig, preset
 from firsthand.training.origin import InitFrom, TakenLog
 from firsthand.training.prior import Prior, gather
 
-HYPER = preset("fast").with_changes(
+SETTINGS = preset("fast").with_changes(
     {
         "policy_step.steps": 2,
         "imagination.trajectories": 4,
@@ -67,7 +67,7 @@ def log(task: Task, tmp_path: Path) -> Path:
     return path
 
 
-def start(task: Task, prior: Prior, path: Path, settings: Settings = HYPER) -> Trainer:
+def start(task: Task, prior: Prior, path: Path, settings: Settings = SETTINGS) -> Trainer:
     """A new run, as `firsthand train` makes it; the robot's name is not used."""
     config = TrainingConfig("excavator", "fast", settings, EPISODES, init_from=prior.init, data=prior.logs)
     stored = {**config.as_dict(), ROBOT_DESCRIPTION: RobotDescription.of(task).as_dict()}
@@ -136,10 +136,10 @@ def test_what_is_taken_and_what_is_refused_is_remembered(task: Task, log: Path, 
 
 def test_the_warm_start_teaches_the_model_and_the_policy(task: Task, log: Path) -> None:
     prior = gather(task.spec, data=[log])
-    config = TrainingConfig("excavator", "fast", HYPER, EPISODES)
+    config = TrainingConfig("excavator", "fast", SETTINGS, EPISODES)
     plain = Trainer(SimulatedRobot(ScalarPlant(), task), config)
     with_data = Trainer(SimulatedRobot(ScalarPlant(), task), config, prior=prior)
-    state = prior.warm_start(with_data.state, task, HYPER, seed=0)
+    state = prior.warm_start(with_data.state, task, SETTINGS, seed=0)
     for command in (-0.8, 0.0, 0.8):  # x⁺ = x + 0.1 u, and the command before does not matter
         change = state.dynamics.change(jnp.asarray([0.3, 0.5]), jnp.asarray([command]))
         assert float(change[0]) == pytest.approx(0.1 * command, abs=0.02)
@@ -150,7 +150,7 @@ def test_the_warm_start_teaches_the_model_and_the_policy(task: Task, log: Path) 
 def test_a_long_log_is_thinned_evenly(task: Task, log: Path) -> None:
     prior = gather(task.spec, data=[log, log])
     assert prior.rows == 2 * ROWS
-    buffer = prior.buffer(task, 0, HYPER.model.log_episodes * 6 * 20)
+    buffer = prior.buffer(task, 0, SETTINGS.model.log_episodes * 6 * 20)
     assert int(buffer.size) == 10 * 6 * 20, "ten episodes' worth"
     states = np.concatenate([rows.states for rows in prior.taken])
     picked = np.asarray(buffer.states[:1200])
@@ -198,7 +198,7 @@ def test_what_cannot_be_started_from(task: Task, log: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="init is 'modle', but must be one of model, policy, both"):
         gather(task.spec, init_from=tmp_path / "other", init="modle")  # pyright: ignore[reportArgumentType]
     prior = gather(task.spec, init_from=tmp_path / "other")
-    larger = HYPER.with_changes({"model.hidden": (17,)})
+    larger = SETTINGS.with_changes({"model.hidden": (17,)})
     with pytest.raises(UserError, match=r"the dynamics of .* does not fit this run's"):
         start(task, prior, tmp_path / "run", larger)
     RunFolder.create(tmp_path / "new", {ROBOT_DESCRIPTION: RobotDescription.of(task).as_dict()}, provenance={}).close()

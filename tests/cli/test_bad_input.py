@@ -307,7 +307,7 @@ def test_a_run_without_an_episode(run: Path, refusal: Callable) -> None:
     [
         (lambda text: text[: len(text) // 2], "is damaged: it is not JSON"),
         (lambda text: "[]", "is not a run: its config.json has no field 'format'"),
-        (lambda text: edited(text, "format", 99), "has the format 99, and this version of firsthand reads 1"),
+        (lambda text: edited(text, "format", 99), "has the format 99, and this version of firsthand reads 2"),
         (lambda text: edited(text, "config", 5), "is damaged: 'config' and 'provenance' must be objects"),
         (lambda text: edited(text, "config.settings", 5), "is damaged or was written by another version"),
         (lambda text: edited(text, "config.settings.policy_step.eta", -1), "eta is -1, but must be a positive number"),
@@ -316,7 +316,6 @@ def test_a_run_without_an_episode(run: Path, refusal: Callable) -> None:
             "is damaged or was written by another version",
         ),
         (lambda text: edited(text, "config.episodes", None), "is damaged or was written by another version"),
-        (lambda text: edited(text, "config.robot", "tractor"), "There is no robot 'tractor'"),
     ],
 )
 def test_a_damaged_configuration(
@@ -327,6 +326,14 @@ def test_a_damaged_configuration(
     said = refusal(*command, run)
     assert words in said
     assert str(run) in said
+
+
+def test_a_run_whose_robot_does_not_exist(run: Path, refusal: Callable) -> None:
+    file = run / "config.json"
+    file.write_text(edited(file.read_text(), "config.robot", "tractor"))
+    assert refusal("evaluate", run).startswith("There is no robot 'tractor'")
+    resumed = refusal("train", "excavator", "--resume", "--out", run)
+    assert resumed.startswith(f'{run} was started with robot = "tractor", and now it is "excavator"')
 
 
 def edited(text: str, name: str, value: object) -> str:

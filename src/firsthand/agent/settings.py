@@ -376,6 +376,8 @@ class Settings:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Settings":
         """The settings that `as_dict` gave; `UserError` where one is missing, unknown or out of bounds."""
+        if not isinstance(data, Mapping):
+            raise UserError(f"settings is {data!r}, but must be groups of settings.")
         flat: dict[str, Any] = {}
         for group, values in data.items():
             if not isinstance(values, Mapping):

@@ -51,11 +51,11 @@ def test_the_widths_of_the_model_are_checked(hidden: tuple[int, ...]) -> None:
             {"refinement.steps": 2000, "refinement.batch": 600, "imagination.trajectories": 1},
             "refinement.steps is 2000 and refinement.batch 600, but their product must be at most 1000000.",
         ),
-        ({"model.eta": 1.0}, "there is no setting model.eta; did you mean policy_step.eta?"),
-        ({"eta": 1.0}, "there is no setting eta; did you mean policy_step.eta?"),
-        ({"model.stepps": 3}, "there is no setting model.stepps; did you mean model.steps?"),
-        ({"model_steps": 3}, "there is no setting model_steps; did you mean model.steps?"),
-        ({"excitation.radius": 3}, "there is no setting excitation.radius; did you mean trust_region.radius?"),
+        ({"model.eta": 1.0}, "there is no setting model.eta (did you mean policy_step.eta?)."),
+        ({"eta": 1.0}, "there is no setting eta (did you mean policy_step.eta?)."),
+        ({"model.stepps": 3}, "there is no setting model.stepps (did you mean model.steps?)."),
+        ({"model_steps": 3}, "there is no setting model_steps (did you mean model.steps?)."),
+        ({"excitation.radius": 3}, "there is no setting excitation.radius (did you mean trust_region.radius?)."),
         (
             {"nonsense": 3},
             "there is no setting nonsense; the groups are policy_step, model, imagination, refinement, excitation, "
@@ -80,7 +80,7 @@ def test_plain_data_and_back() -> None:
     with pytest.raises(UserError, match=r"the setting model.steps is missing"):
         Settings.from_dict(stored)
     stored["model"]["eta"] = 3
-    with pytest.raises(UserError, match=r"no setting model.eta; did you mean policy_step.eta"):
+    with pytest.raises(UserError, match=r"no setting model.eta \(did you mean policy_step.eta"):
         Settings.from_dict(stored)
     with pytest.raises(UserError, match=r"settings.model is 5"):
         Settings.from_dict({**stored, "model": 5})

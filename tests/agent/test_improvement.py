@@ -118,7 +118,7 @@ def best_cost(system, starts, references) -> float:
 
 ALPHA = 0.36  # the probes' outputs move far with a command of the whole range, so its change weighs much
 SETTINGS = Settings().with_changes({"policy_step.discount": 1.0, "policy_step.steps": 40, "policy_step.alpha": ALPHA})
-MODEL_HYPER = Settings().with_changes(
+MODEL_SETTINGS = Settings().with_changes(
     {"model.steps": 200, "model.rate": 5e-3, "model.batch": 32, "model.hidden": (16,)}
 )
 
@@ -155,8 +155,8 @@ def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_
     )
     robot = SimulatedRobot(plant, task, seed=0)
     policy = random_policy(spec, key=jax.random.key(0), last_gain=0.3)
-    dynamics = random_dynamics(spec, MODEL_HYPER.model.hidden, key=jax.random.key(1))
-    optimizer = initial_optimizer(dynamics, MODEL_HYPER)
+    dynamics = random_dynamics(spec, MODEL_SETTINGS.model.hidden, key=jax.random.key(1))
+    optimizer = initial_optimizer(dynamics, MODEL_SETTINGS)
     buffer = Buffer.empty(4096, spec.layout.size, 1, 1)
     rng = np.random.default_rng(0)
     ratios = []
@@ -164,7 +164,9 @@ def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_
         record = robot.run_episode(policy, task.sample_goals(rng, robot.measured(), task.trajectories))
         rollout = as_rollout(spec, record)
         buffer = append(buffer, rollout)
-        dynamics, optimizer, model = learn_model(dynamics, optimizer, buffer, MODEL_HYPER, key=jax.random.key(episode))
+        dynamics, optimizer, model = learn_model(
+            dynamics, optimizer, buffer, MODEL_SETTINGS, key=jax.random.key(episode)
+        )
         policy, report = improve_policy(policy, dynamics, task.cost, rollout, None, 0.5, settings)
         assert model.accepted
         assert report.step.accepted

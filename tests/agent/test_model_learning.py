@@ -97,7 +97,7 @@ def test_a_linear_plant_is_learned(spec, model, learned):
     dynamics, _, report = learned
     fresh = linear_buffer(spec, 1024, seed=9)
     parts = fresh.states, fresh.commands, fresh.following
-    at_first = float(loss(rescaled(model, fresh, HYPER), *parts))
+    at_first = float(loss(rescaled(model, fresh, SETTINGS), *parts))
     assert 0.5 < at_first < 2.0  # the loss of knowing nothing, in units of the changes seen
     assert report.accepted
     assert float(report.loss) < 1e-3
@@ -184,7 +184,7 @@ def test_rescaling_keeps_the_function(float64, spec):
 def test_the_change_scale_is_the_size_of_the_changes_seen(spec, model):
     buffer = linear_buffer(spec, 300)
     change = np.asarray(buffer.following - buffer.states[:, :2])[:300, 1]
-    scaled = rescaled(model, buffer, HYPER)
+    scaled = rescaled(model, buffer, SETTINGS)
     np.testing.assert_allclose(scaled.change_scale, [np.sqrt(np.mean(change**2))], rtol=1e-5)
     np.testing.assert_allclose(
         predict(scaled, buffer.states, buffer.commands), predict(model, buffer.states, buffer.commands), atol=1e-6
@@ -196,9 +196,9 @@ def test_a_channel_that_has_not_moved_keeps_a_sane_scale(spec, model):
     states, commands = np.asarray(buffer.states), np.asarray(buffer.commands)
     still = make_buffer(states, commands, states[:, :2], 300)
     declared = spec.scales.change_scale[1]
-    np.testing.assert_allclose(rescaled(model, still, HYPER).change_scale, [0.02 * declared], rtol=1e-6)
+    np.testing.assert_allclose(rescaled(model, still, SETTINGS).change_scale, [0.02 * declared], rtol=1e-6)
     nothing = make_buffer(states, commands, np.asarray(buffer.following), 0)
-    np.testing.assert_allclose(rescaled(model, nothing, HYPER).change_scale, [0.02 * declared], rtol=1e-6)
+    np.testing.assert_allclose(rescaled(model, nothing, SETTINGS).change_scale, [0.02 * declared], rtol=1e-6)
 
 
 def test_the_loss_by_hand(spec, model):

@@ -25,7 +25,8 @@ from rich.table import Table
 from firsthand.logs import Series
 from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.robots.registry import make_task
-from firsthand.simulators import FitSettings, StoredSimulator
+from firsthand.robots.stored_simulator import StoredSimulator
+from firsthand.simulators import FitSettings
 from firsthand.simulators.fit import make_untrained_plant
 
 STEPS, REPEATS, BATCH = 20_000, 7, 20

@@ -14,7 +14,8 @@ from .export import write_export
 from .models import Policy
 from .robots import AbstractRobot
 from .robots.description import ROBOT_DESCRIPTION
-from .robots.registry import RobotSource, find_robot
+from .robots.registry import find_robot
+from .robots.source import RobotSource
 from .runs import RunFolder, provenance
 from .training import Callback, FolderRecorder, MemoryRecorder, Trainer, TrainingConfig
 from .training import preset as find_preset

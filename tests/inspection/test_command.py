@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from firsthand.cli import main
-from firsthand.robots.registry import ROBOTS, RobotSource
+from firsthand.robots.registry import ROBOTS
+from firsthand.robots.source import RobotSource
 from firsthand.tasks.base import Task
 
 from .probe import PERIOD_S, ProbeRobot, Truth

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.logs import Log, read_log, spec_difference
+from firsthand.logs import Log, read_log
 from firsthand.logs.base import NO_HISTORY, NO_SUCCESSOR, transitions
 from firsthand.logs.episodes import DID_NOT_HAPPEN
 from firsthand.logs.mcap import schema
 from firsthand.robots import EpisodeRecord
-from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
+from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription, spec_difference
 from firsthand.runs import RunFolder
 from firsthand.training.data import as_rollout
 from firsthand_onboard import ControlSpec

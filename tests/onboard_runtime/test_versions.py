@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.robots.remote import RemoteSource
+from firsthand.robots.remote import RemoteAddress
 from firsthand_onboard.link import ClientEnd, RobotEnd
 from firsthand_onboard.messages import VERSION
 from firsthand_onboard.network import VersionMismatch
@@ -62,7 +62,7 @@ def test_the_trainer_is_told_which_versions_meet(robot: Robot, caplog: pytest.Lo
 
 def test_training_ends_at_once_with_that_sentence(robot: Robot) -> None:
     with pytest.raises(UserError, match=f"speaks version {robot.end.version} of the messages"):
-        RemoteSource(robot.address).make_task()
+        RemoteAddress(robot.address).robot()
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])

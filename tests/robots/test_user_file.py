@@ -8,7 +8,8 @@ import pytest
 from firsthand.cli.train import default_folder
 from firsthand.errors import UserError
 from firsthand.robots.gymnasium import GymnasiumTask
-from firsthand.robots.registry import RobotSource, find_robot
+from firsthand.robots.registry import find_robot
+from firsthand.robots.source import RobotSource
 from firsthand.robots.user_file import is_robot_file, robot_file, robot_file_notes
 
 PENDULUM = Path(__file__).parents[2] / "examples" / "pendulum.py"

@@ -19,7 +19,8 @@ from firsthand.plants.learned.plant import input_size
 from firsthand.robots import SimulatedRobot
 from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.registry import find_robot, make_task
-from firsthand.simulators import FitSettings, StoredSimulator, fit, open_loop, record
+from firsthand.robots.stored_simulator import SimulatorSource, StoredSimulator
+from firsthand.simulators import FitSettings, fit, open_loop, record
 from firsthand.simulators.data import Windows, split
 from firsthand.simulators.fit import make_untrained_plant
 from firsthand.simulators.folder import save
@@ -199,10 +200,10 @@ def stored(tmp_path: Path) -> Path:
 
 def test_a_simulator_comes_back_bit_for_bit(stored: Path) -> None:
     source = find_robot(str(stored)).source
-    assert isinstance(source, StoredSimulator)
+    assert isinstance(source, SimulatorSource)
     task = source.make_task()
     assert task.spec == make_task("excavator").spec
-    plant = source.plant()
+    plant = source.stored.plant()
     assert (plant.command_history, plant.measurement_history, plant.num_commands) == (10, 4, 4)
     rng = np.random.default_rng(0)
     series = Series(rng.normal(size=(50, 8)).astype(np.float32), rng.uniform(-1, 1, (49, 4)).astype(np.float32))

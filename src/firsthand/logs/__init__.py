@@ -3,5 +3,4 @@
 from .base import Log as Log
 from .base import Series as Series
 from .base import Transitions as Transitions
-from .base import spec_difference as spec_difference
 from .read import read_log as read_log

@@ -1,10 +1,9 @@
 """A log in memory: stretches without a gap, and how many rows were refused for which reason."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -159,26 +158,3 @@ def stretches(
             refused[NO_SUCCESSOR] += 1
         begin = end + 1
     return tuple(found)
-
-
-def spec_difference(one: ControlSpec, other: ControlSpec, fields: Sequence[str] = ()) -> str | None:
-    """The first field in which two specifications differ, with both values; None when they agree.
-
-    `fields` limits the comparison to dotted names and what is below them.
-    """
-    ours, theirs = (_flat(json.loads(spec.to_json())) for spec in (one, other))
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        if fields and not any(name == f or name.startswith(f + ".") for f in fields):
-            continue
-        if ours.get(name) != theirs.get(name):
-            return f"{name} is {json.dumps(ours.get(name))} there and {json.dumps(theirs.get(name))} here"
-    return None
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= _flat(item, f"{prefix}.{key}" if prefix else key)
-    return found

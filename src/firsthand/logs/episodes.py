@@ -13,9 +13,9 @@ from firsthand_onboard.signals import OUT_OF_RANGE, SPIKE, STUCK, find_row_fault
 
 from ..errors import UserError
 from ..robots.base import EpisodeRecord
-from ..robots.description import RobotDescription
+from ..robots.description import RobotDescription, spec_difference
 from ..runs import RunFolder
-from .base import Log, Series, spec_difference
+from .base import Log, Series
 
 SAME_QUANTITIES = ("period_s", "layout.measured", "layout.commands", "layout.position", "layout.velocity")
 """What two robots must have in common for a log of one to say something about the other."""

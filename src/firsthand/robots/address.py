@@ -10,6 +10,6 @@ def full_name(name: str) -> str:
     """The name as a run keeps it: an address is asked which robot it is, so that the run can be read without it."""
     if not is_address(name):
         return name
-    from .remote import RemoteSource
+    from .remote import RemoteAddress
 
-    return RemoteSource.parse(name).full_name()
+    return RemoteAddress.parse(name).full_name()

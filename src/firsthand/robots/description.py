@@ -5,7 +5,7 @@ Plain data. Reading it runs no code of the robot's, opens no file besides config
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -272,3 +272,26 @@ def _numbers(values: Any, name: str, count: int) -> tuple[float, ...]:
 def _shown(value: Any) -> str:
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a very large number"
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def spec_difference(one: ControlSpec, other: ControlSpec, fields: Sequence[str] = ()) -> str | None:
+    """The first field in which two specifications differ, with both values; None when they agree.
+
+    `fields` limits the comparison to dotted names and what is below them.
+    """
+    ours, theirs = (_flatten(json.loads(spec.to_json())) for spec in (one, other))
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        if fields and not any(name == f or name.startswith(f + ".") for f in fields):
+            continue
+        if ours.get(name) != theirs.get(name):
+            return f"{name} is {json.dumps(ours.get(name))} there and {json.dumps(theirs.get(name))} here"
+    return None
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= _flatten(item, f"{prefix}.{key}" if prefix else key)
+    return found

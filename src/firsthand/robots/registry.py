@@ -1,9 +1,7 @@
 """Robots by name: the ones that come with firsthand, and the ways in for everybody else's."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,20 +13,8 @@ from .address import is_address
 from .base import AbstractRobot
 from .description import RobotFile
 from .simulated import SimulatedRobot
+from .source import RobotSource
 from .user_file import absolute_name, approve_robot, is_robot_file, load_source, robot_file, simulator_file
-
-
-@runtime_checkable
-class RobotSource(Protocol):
-    """Where a robot comes from: what `firsthand train ROBOT` names."""
-
-    @abstractmethod
-    def make_task(self) -> Task:
-        """What is known about the robot."""
-
-    @abstractmethod
-    def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> AbstractRobot:
-        """The robot, ready to run; `seed` is for what is random in a simulated one."""
 
 
 @dataclass(frozen=True)
@@ -163,13 +149,13 @@ def find_source(name: str) -> RobotSource:
     if name in ROBOTS:
         return ROBOTS[name]
     if is_address(name):
-        from .remote import RemoteSource
+        from .remote import RemoteAddress, RemoteSource
 
-        return RemoteSource.parse(name)
+        return RemoteSource(RemoteAddress.parse(name), find_source)
     if simulator_file(name):
-        from ..simulators import StoredSimulator
+        from .stored_simulator import SimulatorSource, StoredSimulator
 
-        return StoredSimulator.open(name)
+        return SimulatorSource(StoredSimulator.open(name), find_source)
     if is_robot_file(name):
         return load_source(name)
     raise UserError(f"There is no robot {name!r}{suggest(name, tuple(ROBOTS))}; known are {', '.join(ROBOTS)}.")

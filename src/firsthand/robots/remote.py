@@ -22,11 +22,13 @@ from firsthand_onboard.link import ClientEnd, identity
 from firsthand_onboard.messages import Message
 from firsthand_onboard.network import LinkError, Security, VersionMismatch, check_address
 
+from ..console import notify
 from ..errors import UserError
 from ..models import Policy
 from ..tasks import Task
 from .base import EpisodeAbandoned
 from .onboard import FIRST_AUTHORITY, Arrays, OnboardRobot, policy_layers
+from .source import RobotSource
 
 PATIENCE_S = 600.0
 """How long an unreachable or faulty robot is waited for."""
@@ -50,8 +52,8 @@ def security() -> Security | None:
 
 
 @dataclass(frozen=True)
-class RemoteSource:
-    """A robot behind an address. Without a name the robot is asked which one it is."""
+class RemoteAddress:
+    """Where a robot is. Without a name the robot is asked which one it is."""
 
     address: str
     """tcp/host:port or tls/host:port."""
@@ -59,18 +61,22 @@ class RemoteSource:
     """Which robot's task it has."""
 
     @staticmethod
-    def parse(text: str) -> "RemoteSource":
+    def parse(text: str) -> "RemoteAddress":
         """From `NAME@tcp/host:port` or `tcp/host:port`."""
         name, _, address = text.rpartition("@")
         try:
             check_address(address, security())
         except SpecError as error:
             raise UserError(f"{error} (certificates for training: {CERTIFICATES}=FOLDER).") from None
-        return RemoteSource(address, name)
+        return RemoteAddress(address, name)
 
     def full_name(self) -> str:
         """`NAME@tcp/host:port`: with it a run can be read when the robot is away."""
-        return f"{self.name or self._ask_spec().robot}@{self.address}"
+        return f"{self.robot()}@{self.address}"
+
+    def robot(self) -> str:
+        """Which robot it is: the one that was named, or what is there says."""
+        return self.name or self._ask_spec().robot
 
     def _ask_spec(self) -> ControlSpec:
         try:
@@ -99,11 +105,18 @@ class RemoteSource:
                     raise
                 time.sleep(0.2)
 
+
+@dataclass(frozen=True)
+class RemoteSource(RobotSource):
+    """A robot across the network, from its address."""
+
+    at: RemoteAddress
+    find_source: Callable[[str], RobotSource]
+    """Where the robot that is there would come from by name: its task is known by that name."""
+
     def make_task(self) -> Task:
         """The task of the robot that is there, or of the one that was named."""
-        from .registry import find_source
-
-        return find_source(self.name or self._ask_spec().robot).make_task()
+        return self.find_source(self.at.robot()).make_task()
 
     def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> "RemoteRobot":
         """Connects when it is first used."""
@@ -111,7 +124,7 @@ class RemoteSource:
             raise UserError(
                 f"payload is {payload_kg} kg, but the load of a robot across the network is what it carries."
             )
-        return RemoteRobot(self.address, task, run=f"seed{seed}-{identity()[:8]}")
+        return RemoteRobot(self.at.address, task, run=f"seed{seed}-{identity()[:8]}")
 
 
 @dataclass
@@ -397,6 +410,4 @@ class RemoteRobot(OnboardRobot):
         if self._say_to is not None:
             self._say_to(text)
             return
-        from ..console import notify
-
         notify(text)

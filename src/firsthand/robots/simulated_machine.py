@@ -1,7 +1,6 @@
 """A simulated plant as a machine: physics only, for a process of its own or for an executor in this one."""
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -11,9 +10,7 @@ from ..errors import UserError
 from ..plants.base import AbstractPlant
 from ..tasks import Task
 from .base import neutral
-
-if TYPE_CHECKING:
-    from .registry import NamedRobot
+from .registry import NamedRobot, find_robot
 
 DIRECTIONS: dict[str, tuple[tuple[int, int], ...]] = {"excavator": ((0, -1), (1, 1), (2, 1), (3, 1))}
 """Which joint a command moves, and which way, by the task's name. The boom's cylinder lowers its angle."""
@@ -90,12 +87,10 @@ class LockStepMachine:
 
 def make_plant(name: str, *, payload_kg: float = 0.0, seed: int = 0) -> MachinePlant:
     """The physics of a simulated robot by name."""
-    from .registry import find_robot
-
     return plant_of(find_robot(name), payload_kg=payload_kg, seed=seed)
 
 
-def plant_of(found: "NamedRobot", *, payload_kg: float = 0.0, seed: int = 0) -> MachinePlant:
+def plant_of(found: NamedRobot, *, payload_kg: float = 0.0, seed: int = 0) -> MachinePlant:
     """The physics of a simulated robot."""
     robot = found.make(payload_kg=payload_kg, seed=seed)
     if robot.plant is None:

@@ -12,6 +12,7 @@ from ..errors import UserError, suggest
 from .address import full_name, is_address
 from .approval import approve, require_approval
 from .description import RobotFile
+from .source import RobotSource
 
 SUFFIX = ".py"
 EXTRA = "gymnasium"
@@ -105,13 +106,11 @@ def robot_file_notes(before: RobotFile | None, now: RobotFile | None) -> list[st
     return notes
 
 
-def load_source(name: str) -> Any:
+def load_source(name: str) -> RobotSource:
     """The `RobotSource` that `my_robot.py:task` names: the attribute itself, or what it returns when it is called."""
-    from .registry import RobotSource
-
     path, attribute = split(name)
     module = load_module(path)
-    sources = tuple(n for n, value in vars(module).items() if not n.startswith("_") and _is_source(value, RobotSource))
+    sources = tuple(n for n, value in vars(module).items() if not n.startswith("_") and _is_source(value))
     if not attribute:
         example = sources[0] if sources else "task"
         raise UserError(f"ROBOT is {name!r}, but must also name the robot in the file: {name}:{example}.")
@@ -124,7 +123,7 @@ def load_source(name: str) -> Any:
             value = value()
         except Exception as error:
             raise UserError(f"{path}: {attribute}() failed{_where(error, path)}: {_why(error)}.") from error
-    if not _is_source(value, RobotSource):
+    if not _is_source(value):
         raise UserError(
             f"{path}: {attribute} is {_a(type(value).__name__)}, but must be a robot (a GymnasiumTask, or anything "
             "with make_task and make_robot) or a function that returns one."
@@ -132,8 +131,8 @@ def load_source(name: str) -> Any:
     return value
 
 
-def _is_source(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and not inspect.isclass(value)
+def _is_source(value: Any) -> bool:
+    return isinstance(value, RobotSource) and not inspect.isclass(value)
 
 
 def _a(kind: str) -> str:

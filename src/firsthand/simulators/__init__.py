@@ -4,5 +4,4 @@ from .accuracy import Accuracy as Accuracy
 from .accuracy import open_loop as open_loop
 from .fit import FitSettings as FitSettings
 from .fit import fit as fit
-from .folder import StoredSimulator as StoredSimulator
 from .record import record as record

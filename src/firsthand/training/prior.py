@@ -15,11 +15,12 @@ from firsthand_onboard.features import initial_state
 from ..agent import Agent, AgentState, Buffer, Experience, LearnerState, Settings, append_rows
 from ..agent.model_learning import learn_model
 from ..errors import UserError
-from ..logs import Transitions, read_log, spec_difference
+from ..logs import Transitions, read_log
 from ..logs.base import transitions
 from ..logs.episodes import stored_spec
 from ..robots import EpisodeRecord
 from ..robots.base import neutral
+from ..robots.description import spec_difference
 from ..runs import RunFolder, packed
 from ..runs.packed import Arrays
 from ..runs.pytrees import from_arrays

@@ -14,10 +14,9 @@ from ..console import notify
 from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..evaluation.oracle import OracleResult
-from ..logs import spec_difference
 from ..models import Policy
 from ..robots import AbstractRobot, EpisodeRecord
-from ..robots.description import RobotDescription
+from ..robots.description import RobotDescription, spec_difference
 from ..robots.registry import NamedRobot, find_robot
 from ..robots.user_file import robot_file_notes
 from ..runs import RunFolder

@@ -26,6 +26,7 @@ from ..models import Policy
 from ..plants.base import AbstractPlant
 from ..robots.base import EpisodeRecord
 from ..robots.simulated import SimulatedRobot, at_rest, neutral, track
+from ..runs import atomic
 from ..tasks import Task
 from .evaluate import evaluate
 from .metrics import tracking_metrics
@@ -251,8 +252,6 @@ def store_oracle(
     budget: OracleBudget = OracleBudget(),  # noqa: B008
 ) -> Path:
     """Keep an oracle's result."""
-    from ..runs import atomic
-
     atomic.make_folder(cache)
     path = cache / f"{task.name}-{fingerprint(plant, task, budget)}.json"
     atomic.write_json(path, asdict(result))

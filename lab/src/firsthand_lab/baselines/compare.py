@@ -16,9 +16,9 @@ from firsthand.robots.user_file import absolute_name, robot_file, short_name
 from firsthand.tasks import Task
 
 from ..experiments.base import MOST_SEEDS, Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
+from ..experiments.finding_files import write_finding
 from ..experiments.study import Study
 from ..experiments.theory.curves import log_across
-from ..experiments.written import write_finding
 from .ledger import CURVES, PATHS
 from .registry import OURS, PEERS, Peer
 from .rows import (

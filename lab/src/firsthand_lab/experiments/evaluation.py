@@ -32,7 +32,7 @@ class ShapeEvaluation(Experiment):
         """Errors per shape and mark, and the paths of the seed in the middle."""
         marks = MARKS[size.name]
         tables = [result.csv(SHAPES) for result in results]
-        table = files.joined(tables)
+        table = files.join_tables(tables)
         errors = {mark: _errors(table, mark, "together") for mark in marks}
         means = [float(np.mean(errors[mark])) for mark in marks]
         improves = all(b <= 1.1 * a for a, b in pairwise(means)) and means[-1] < means[0]

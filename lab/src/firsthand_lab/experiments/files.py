@@ -65,7 +65,7 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     return {name: _column([row[i] for row in rows]) for i, name in enumerate(header)}
 
 
-def joined(tables: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def join_tables(tables: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Tables one below the other, with the columns that all of them have: earlier code may have written fewer."""
     common = [name for name in tables[0] if all(name in table for table in tables)]
     return {name: np.concatenate([table[name] for table in tables]) for name in common}

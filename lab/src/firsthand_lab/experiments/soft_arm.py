@@ -40,7 +40,7 @@ class SoftArm(Experiment):
         loss, model = gather(results, "controller_loss"), gather(results, "prediction_error")
         loss = Curves(loss.episodes, 1e4 * loss.values)
         tables = [result.csv(SHAPES) for result in results]
-        table = files.joined(tables)
+        table = files.join_tables(tables)
         marks, last = MARKS[size.name], EPISODES[size.name]
         whole = table["reference"] == "together"
         errors = {m: 100 * table["mean_error"][whole & (table["episode"] == m)] for m in marks}

@@ -16,7 +16,7 @@ from firsthand.runs.lock import WriterLock
 
 from . import files, worker
 from .base import Experiment, Finding, Job, Result, Size
-from .written import write_finding
+from .finding_files import write_finding
 
 FORMAT = 1
 DESCRIPTION = "experiment.json"

@@ -104,7 +104,7 @@ class TrackingTable(Experiment):
 
 
 def _table(results: list[Result]) -> dict[str, np.ndarray]:
-    return files.joined([result.csv(SPEEDS_FILE) for result in results])
+    return files.join_tables([result.csv(SPEEDS_FILE) for result in results])
 
 
 def _row(table: dict[str, np.ndarray], speed: float) -> tuple[float, ...]:

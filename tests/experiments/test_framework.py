@@ -16,7 +16,7 @@ import pytest
 from firsthand.errors import UserError
 from firsthand_lab.experiments import Comparison, Job, Report, Size, Verdict, files, worker
 from firsthand_lab.experiments.display import Display
-from firsthand_lab.experiments.learning import in_turn
+from firsthand_lab.experiments.learning import run_in_order
 from firsthand_lab.experiments.pool import LocalPool, shares
 from firsthand_lab.experiments.run import JobsFailed, carry_out
 from firsthand_lab.experiments.study import Study
@@ -220,7 +220,7 @@ def test_parts_in_turn_are_not_repeated(tmp_path: Path) -> None:
         return [{"part": name, "x": len(ran)}]
 
     def go() -> None:
-        in_turn(
+        run_in_order(
             tmp_path / "t.csv", "part", {n: partial(part, n) for n in "abc"}, 5, lambda done, note="": told.append(done)
         )
 

@@ -15,7 +15,7 @@ from firsthand.report.style import PALETTE, log_scale, styled
 from firsthand.robots.user_file import absolute_name, robot_file, short_name
 from firsthand.tasks import Task
 
-from ..experiments.base import MOST_SEEDS, Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
+from ..experiments.base import MAX_SEEDS, Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
 from ..experiments.finding_files import write_finding
 from ..experiments.study import Study
 from ..experiments.theory.curves import log_across
@@ -59,7 +59,7 @@ class PeerComparison(Experiment):
 
     def jobs(self, size: Size) -> list[Job]:
         """One per peer and seed."""
-        return [self.job(peer, seed, size) for peer in self.peers for seed in range(min(size.seeds, peer.most_seeds))]
+        return [self.job(peer, seed, size) for peer in self.peers for seed in range(min(size.seeds, peer.max_seeds))]
 
     def job(self, peer: Peer, seed: int, size: Size) -> Job:
         """The run of one peer with one seed."""
@@ -211,7 +211,7 @@ class PeerStudy(Study):
 
     def results(self) -> list[Result]:
         """Every run of this robot, length and size."""
-        jobs = [self.comparison.job(peer, seed, self.size) for peer in PEERS.values() for seed in range(MOST_SEEDS)]
+        jobs = [self.comparison.job(peer, seed, self.size) for peer in PEERS.values() for seed in range(MAX_SEEDS)]
         return [Result(job, self.folder(job)) for job in jobs if (self.folder(job) / CURVES).exists()]
 
 

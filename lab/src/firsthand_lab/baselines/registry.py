@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from firsthand.errors import UserError, suggest
 from firsthand.tasks import Task
 
-from ..experiments.base import MOST_SEEDS
+from ..experiments.base import MAX_SEEDS
 
 OURS = "ours"
 
@@ -31,7 +31,7 @@ class Peer:
     """Whether it is no peer to be measured with: ours, a variant of it, or nothing at all."""
     paper: str = "–"
     """Its error while learning over the paper's own algorithm's, after 400 episodes, in the paper."""
-    most_seeds: int = MOST_SEEDS
+    max_seeds: int = MAX_SEEDS
     few_tests: bool = False
     """Whether a test costs so much that only the middle and the end are tested."""
     require: Callable[[Task, int], None] = lambda task, episodes: None
@@ -66,7 +66,7 @@ PEERS = {
         Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=30, extra=(("algorithm", "sac"),), require=_sb3),
         Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=5, own=True),
         Peer("paper", "ours (paper)", f"{_HERE}.ours:run", seconds=3, extra=(("preset", "paper"),), own=True),
-        Peer("still", "standing still", f"{_HERE}.still:run", seconds=2, most_seeds=1, own=True),
+        Peer("still", "standing still", f"{_HERE}.still:run", seconds=2, max_seeds=1, own=True),
         Peer(
             "dreamerv3",
             "DreamerV3, reduced",
@@ -84,7 +84,7 @@ PEERS = {
             setting="default",
             seconds=2100,
             paper="× 2 after 400",
-            most_seeds=1,
+            max_seeds=1,
             few_tests=True,
             require=_dreamerv3,
         ),
@@ -104,7 +104,7 @@ PEERS = {
             setting="default",
             seconds=700,
             paper="× 3 after 400",
-            most_seeds=1,
+            max_seeds=1,
             few_tests=True,
         ),
     )

@@ -18,7 +18,7 @@ LEVELS_M = (0.10, 0.05, 0.02)
 """Errors whose robot time is looked up."""
 LATELY = 5
 """Episodes at the end over which the error while learning is taken."""
-FEWEST_TESTS = 3
+MIN_TESTS = 3
 """An extrapolation needs so many."""
 DROP = 3.0
 """An episode after a run's tenth with so many times the median error of the ten before it is a sudden drop."""
@@ -133,7 +133,7 @@ def lately(found: list[Result], episode: int) -> float:
 def extrapolated(found: list[Result], target_m: float, task: Task) -> str:
     """Robot time until PPO would have our error, if its tests went on as a power law: a guess, and marked so."""
     tests = [r.csv(MARKS) for r in found if (r.folder / MARKS).exists()]
-    tests = [t for t in tests if len(t["episode"]) >= FEWEST_TESTS]
+    tests = [t for t in tests if len(t["episode"]) >= MIN_TESTS]
     if not tests or not math.isfinite(target_m):
         return ""
     hours = []

@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # workers do without it
 
 SIZES = ("full", "quick", "tiny")
 """The paper's, one for a coffee break, and one for the tests."""
-MOST_SEEDS = 64
+MAX_SEEDS = 64
 
 Value = TypeVar("Value")
 
@@ -69,8 +69,8 @@ class Size:
     def __post_init__(self) -> None:
         if self.name not in SIZES:
             raise UserError(f"size is {self.name!r}, but must be one of {', '.join(SIZES)}.")
-        if not 1 <= self.seeds <= MOST_SEEDS:
-            raise UserError(f"seeds is {self.seeds}, but must lie between 1 and {MOST_SEEDS}.")
+        if not 1 <= self.seeds <= MAX_SEEDS:
+            raise UserError(f"seeds is {self.seeds}, but must lie between 1 and {MAX_SEEDS}.")
 
     def pick(self, *, full: Value, quick: Value, tiny: Value) -> Value:
         """The value for this size."""

@@ -230,7 +230,7 @@ def _metrics_row(episode: int, seed: int, name: str, metrics: Any) -> dict[str, 
     return {"episode": episode, "seed": seed, "reference": name, **metrics.as_dict()}
 
 
-def in_turn(
+def run_in_order(
     table: Path, column: str, parts: Mapping[str, Callable[[Report], list[dict[str, Any]]]], steps: int, report: Report
 ) -> None:
     """Write the rows of all parts, one after the other; `column` names a row's part, and each has so many steps.

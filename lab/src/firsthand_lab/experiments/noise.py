@@ -151,10 +151,10 @@ def noise_figure(tables: dict[str, dict[str, np.ndarray]], names: list[str]) -> 
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Leaves levels.csv, a row per level and seed. A finished level is not repeated."""
-    from .learning import in_turn
+    from .learning import run_in_order
 
     parts = {values["name"]: partial(learn, parameters, Level(**values)) for values in parameters["levels"]}
-    in_turn(folder / "levels.csv", "level", parts, parameters["episodes"], report)
+    run_in_order(folder / "levels.csv", "level", parts, parameters["episodes"], report)
 
 
 def learn(parameters: dict[str, Any], level: Level, report: Report) -> list[dict[str, Any]]:

@@ -179,10 +179,10 @@ def correction_figure(curves: dict[str, dict[str, Curves]]) -> Figure:
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Leaves episodes.csv, a row per variant, seed and episode. A finished variant is not repeated."""
-    from .learning import in_turn
+    from .learning import run_in_order
 
     parts = {name: partial(learn, parameters, name) for name in parameters["variants"]}
-    in_turn(folder / "episodes.csv", "variant", parts, parameters["episodes"], report)
+    run_in_order(folder / "episodes.csv", "variant", parts, parameters["episodes"], report)
 
 
 def learn(parameters: dict[str, Any], variant: str, report: Report) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.features import command_feature, measured_part, next_state, robot_features
-from firsthand_onboard.policy import network_output, policy_command
+from firsthand_onboard.observer import predict_change, predict_state, predicted_entries
+from firsthand_onboard.policy import policy_command
 
 Layers = tuple[tuple[Float[Array, "_out _in"], Float[Array, " _out"]], ...]
 
@@ -83,18 +83,11 @@ class Dynamics(eqx.Module):
 
     def change(self, state: Float[Array, " state"], command: Float[Array, " commands"]) -> Float[Array, " predicted"]:
         """The predicted change of the predicted entries over one control period, in their own units."""
-        features = jnp.concat([robot_features(self.spec, state), command_feature(self.spec, command)])
-        return self.change_scale * network_output(self.layers, features)
+        return predict_change(self.spec, self.layers, self.change_scale, state, command)
 
     def __call__(self, state: Float[Array, " state"], command: Float[Array, " commands"]) -> Float[Array, " state"]:
         """The predicted next state. Positions follow velocities by the trapezoidal rule."""
-        spec, layout = self.spec, self.spec.layout
-        measured = measured_part(layout, state)
-        new = measured.at[jnp.asarray(predicted_entries(spec))].add(self.change(state, command))
-        if layout.velocity:
-            position, velocity = jnp.asarray(layout.position), jnp.asarray(layout.velocity)
-            new = new.at[position].add(0.5 * spec.period_s * (measured[velocity] + new[velocity]))
-        return next_state(layout, state, command, new)
+        return predict_state(self.spec, self.layers, self.change_scale, state, command)
 
     def with_change_scale(self, scale: Float[Array, " predicted"]) -> "Dynamics":
         """The same function with another `change_scale`: the last layer is rescaled to make up for it."""
@@ -102,9 +95,3 @@ class Dynamics(eqx.Module):
         ratio = self.change_scale / scale
         last = (weight * ratio[:, None], bias * ratio)
         return Dynamics((*hidden, last), scale, self.spec)
-
-
-def predicted_entries(spec: ControlSpec) -> tuple[int, ...]:
-    """Which entries of the measurement the network predicts: all but the positions whose velocity is measured."""
-    known = spec.layout.position if spec.layout.velocity else ()
-    return tuple(i for i in range(spec.layout.num_measured) if i not in known)

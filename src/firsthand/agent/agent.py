@@ -1,7 +1,7 @@
 """The agent: Algorithm 1 from an episode's data to the next policy, as one pure function.
 
-    agent = Agent(task.spec, task.cost, settings, capacity)
-    state = agent.init(seed)
+    agent = Agent(task.spec, task.cost, settings)
+    state = agent.init(seed, capacity)
     state, update = agent.observe(state, experience)        # append, learn the model, improve the policy
 
 Nothing here knows where the experience came from: the training loop, several seeds side by side (under `jax.vmap`) and

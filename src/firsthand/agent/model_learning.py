@@ -1,6 +1,6 @@
 """Learning the dynamics model: Adam on the one-step loss (eq. 3) over mini-batches from the buffer."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -132,7 +132,7 @@ def learn_one_step(
 
     keys = jax.random.split(key, settings.model.steps)
     (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), (keys, rate_schedule(settings)))
-    return eqx.combine(weights, fixed), optimizer, losses
+    return cast(Dynamics, eqx.combine(weights, fixed)), optimizer, losses
 
 
 def learn_windows(
@@ -176,7 +176,7 @@ def learn_windows(
     renew = jnp.arange(model.steps) % every == 0
     first = (weights, optimizer, jnp.ones(buffer.following.shape[1]), jnp.asarray(1.0))
     (weights, optimizer, _, _), losses = jax.lax.scan(adam_step, first, (keys, rate_schedule(settings), renew))
-    return eqx.combine(weights, fixed), optimizer, losses
+    return cast(Dynamics, eqx.combine(weights, fixed)), optimizer, losses
 
 
 @eqx.filter_jit

@@ -27,7 +27,7 @@ TINY = Config(
     rounds=3,
     capacity=5000,
     seed_episodes=4,
-    seed_steps_least=50,
+    min_seed_steps=50,
     rate=1e-3,
 )
 

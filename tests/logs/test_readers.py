@@ -168,7 +168,7 @@ def test_a_faster_log_is_resampled(toy_spec: ControlSpec, tmp_path: Path) -> Non
 
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
-    """Python holds at most so many bytes more inside the block."""
+    """Python holds at most `size` bytes more inside the block."""
     tracemalloc.start()
     try:
         yield

@@ -29,7 +29,7 @@ SCALE = np.array([1.0, 1.5])
 
 
 class Network(eqx.Module):
-    """A policy with one hidden layer and a number that is no parameter."""
+    """A policy with one hidden layer and a number that is not a parameter."""
 
     inner: jax.Array
     outer: jax.Array

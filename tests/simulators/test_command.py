@@ -88,7 +88,7 @@ def test_record_fit_train_evaluate(
     assert description["data"][0]["rows"] == 1800
     assert description["robot"] == f"{tmp_path / 'robot.py'}:cart"
 
-    # A recording is none of a run's.
+    # A recording is not a run.
     assert call("simulator", "record", robot, "--out", log) == 2
     assert "already holds a run or a recording; give another --out." in capsys.readouterr().err
     assert call("evaluate", log) == 2

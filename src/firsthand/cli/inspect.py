@@ -124,7 +124,7 @@ class _Bar:
             self.progress.stop()
 
     def show(self, done: int, total: int, doing: str) -> None:
-        """So many control periods are done."""
+        """Show how many control periods are done, and what the robot does now."""
         from ..console import notify
 
         minutes, seconds = divmod(round((total - done) * self.period_s), 60)

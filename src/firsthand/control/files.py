@@ -24,12 +24,12 @@ from ..runs import atomic, plain
 
 FORMAT = 1
 FOLDER, REQUESTS, STATUS, EVENTS = "control", "requests", "status.json", "events.jsonl"
-MOST_BYTES = 4096
-"""A larger request is none."""
-MOST_TEXT = 60
-"""Characters of a payload tag."""
+MAX_REQUEST_BYTES = 4096
+"""A larger request is refused."""
+MAX_TAG_LENGTH = 60
+"""Characters of a payload tag, at most."""
 ANSWERS = 16
-"""So many of the newest answers the status shows."""
+"""How many of the newest answers the status shows."""
 _NAME = re.compile(r"\d{20}-[0-9a-f]{8}\.json")
 
 NUMBERED = ("acknowledge", "approve", "reject", "return", "restore")
@@ -59,8 +59,8 @@ class Request:
                 raise UserError(f"{self.kind} needs a whole number, but has {self.value!r}.")
         elif self.kind == "payload":
             text = self.value if isinstance(self.value, str) else ""
-            if not 1 <= len(text.strip()) <= MOST_TEXT or not text.isprintable():
-                raise UserError(f"the payload tag must be 1 to {MOST_TEXT} printable characters.")
+            if not 1 <= len(text.strip()) <= MAX_TAG_LENGTH or not text.isprintable():
+                raise UserError(f"the payload tag must be 1 to {MAX_TAG_LENGTH} printable characters.")
         elif self.value is not None:
             raise UserError(f"{self.kind} takes no value, but has {self.value!r}.")
 
@@ -149,16 +149,16 @@ def waiting(run: str | os.PathLike[str]) -> list[str]:
 
 
 def read_request(run: str | os.PathLike[str], name: str) -> Request:
-    """One request; `UserError` for anything that is none."""
+    """One request; `UserError` for anything else."""
     path = folder_of(run) / REQUESTS / name
     try:
         # Not a pipe, which would keep the trainer waiting, and not a link to somewhere else.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise UserError(f"{path} is no file.")
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
+                raise UserError(f"{path} is not a regular file.")
+            data = file.read(MAX_REQUEST_BYTES + 1)
+        if len(data) > MAX_REQUEST_BYTES:
             raise UserError(f"{path} is larger than a request may be.")
         content = json.loads(data)
         if content["format"] != FORMAT:
@@ -230,7 +230,7 @@ def append_event(run: str | os.PathLike[str], event: Event) -> None:
 
 
 def read_events(run: str | os.PathLike[str]) -> list[Event]:
-    """All events, oldest first; lines that are none are left out."""
+    """All events, oldest first; damaged lines are left out."""
     try:
         lines = (folder_of(run) / EVENTS).read_bytes().split(b"\n")[:-1]
     except OSError:

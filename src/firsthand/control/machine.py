@@ -29,7 +29,7 @@ STAND_S = 5.0
 
 
 def address_of(robot: str) -> str | None:
-    """`tcp/host:port` in the name of a robot; None for one that is no address."""
+    """`tcp/host:port` in the name of a robot; None for a name that is not an address."""
     address = robot.rpartition("@")[2]
     return address if address.startswith(("tcp/", "tls/")) else None
 

@@ -48,7 +48,7 @@ class Evaluation:
 
 
 def can_go_back(robot: AbstractRobot) -> bool:
-    """Whether a policy that was bad can be run again without harm: not on a machine that is no simulation."""
+    """Whether a policy that was bad can be run again without harm: not on a real machine."""
     return not robot.hardware or robot.can_reset
 
 

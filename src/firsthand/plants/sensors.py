@@ -62,9 +62,9 @@ class Sensors(eqx.Module):
     noise: Float[Array, "..."]
     """Standard deviation of white noise, in the unit of the entry."""
     resolution: Float[Array, "..."]
-    """Size of a quantisation step; 0 is none."""
+    """Size of a quantisation step; 0 for no quantisation."""
     lag: Float[Array, "..."]
-    """Share of the old value that a low-pass keeps per control period; 0 is none."""
+    """Share of the old value that a low-pass keeps per control period; 0 for no filter."""
     jitter: Float[Array, "..."]
     """Standard deviation of the sampling instant, as a share of the control period."""
     outlier_share: Float[Array, "..."]

@@ -16,7 +16,7 @@ from ..robots import EpisodeRecord
 from ..units import METRES, Unit
 
 NEWEST_EPISODES = 10
-"""Over so many episodes the running mean is taken, and at most so many count as the last episodes."""
+"""Window of the running mean, in episodes, and the most that count as the last episodes."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from .data import (
 from .style import ALARM, INK, PALETTE, REFERENCE, episode_axis, log_scale, nothing, plot_log, styled
 
 FEW = 30
-"""A run with at most so many episodes shows each as a dot."""
+"""A run with at most this number of episodes shows each as a dot."""
 COMPARED = 500
 """Points of either half of a reference that are compared with each other."""
 NOVEL = "error on the newest episode, before learning from it"

@@ -25,8 +25,8 @@ REST_S = 1.0
 """How long the robot is held at a reference's start before it is followed, in seconds."""
 STEP_VALUES = 5
 """What Gymnasium's `step` returns: observation, reward, terminated, truncated, info."""
-MOST_APPROACHES = 3
-"""So often the way to a reference's start is tried, when the environment ends on it."""
+MAX_APPROACHES = 3
+"""How often the way to a reference's start is tried, when the environment ends on it."""
 
 
 class RobotFailed(UserError):
@@ -381,7 +381,7 @@ class GymnasiumRobot(AbstractRobot):
         spec = self.task.spec
         driver.reset(0)
         if not driver.place(np.asarray(reference.start, float)):
-            for _ in range(MOST_APPROACHES):
+            for _ in range(MAX_APPROACHES):
                 points = approach(spec, driver.measured(), reference)
                 if track(driver, run, Trajectory(driver.state, driver.true, points, spec)) is Outcome.GOING:
                     break

@@ -76,7 +76,7 @@ class GymnasiumTask:
     command_high: Numbers | None = None
     """Highest command per channel."""
     goal_low: Numbers | None = None
-    """Lower limit per goal coordinate; by default that of the positions. Needed where tracked entries are none."""
+    """Lower limit per goal coordinate; by default that of the positions. Needed where `tracked` has other entries."""
     goal_high: Numbers | None = None
     """Upper limit per goal coordinate."""
     goals: Callable[[np.random.Generator, np.ndarray, int], np.ndarray] | None = None

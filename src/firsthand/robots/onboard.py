@@ -20,7 +20,7 @@ from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord
 
 APPROACHES = 4
-"""So many trajectories may be spent on going to the start of an evaluation reference."""
+"""How many trajectories may be spent on going to the start of an evaluation reference."""
 NEAR = 0.02
 """Near enough to such a start, as a share of each joint's range."""
 FIRST_AUTHORITY = 0.5

@@ -19,10 +19,10 @@ from .base import EvaluationReference
 MARGIN = 0.05
 """Goals keep this share of the range away from the limits."""
 CANDIDATES = 32
-LEAST_TRAVEL = 0.3
+MIN_TRAVEL = 0.3
 """A goal is at least this share of the farthest reachable way off: short hops teach little."""
 CHECKED_POINTS = 16
-"""So many points of a path are looked up in the inverse kinematics; a path is smooth, and each takes milliseconds."""
+"""Points of a path that are looked up in the inverse kinematics: a path is smooth, and each takes milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class BoxGoals:
         for _ in range(count):
             candidates = rng.uniform(np.maximum(low, at + down), np.minimum(high, at + up), (CANDIDATES, len(low)))
             travel = np.max(np.abs(candidates - at) / np.minimum(up, high - low), axis=1)
-            at = candidates[np.argmax(np.minimum(travel, LEAST_TRAVEL))]  # the first that is far enough
+            at = candidates[np.argmax(np.minimum(travel, MIN_TRAVEL))]  # the first that is far enough
             goals.append(at)
         return np.stack(goals)
 

@@ -38,7 +38,7 @@ from .rows import (
 )
 
 GOAL, GOAL_COMPUTING = 5.0, 50.0
-"""The best peer shall have so many times our error, and the large ones so many times our computing."""
+"""Goals: how many times our error the best peer has, and how many times our computing the large ones need."""
 
 
 class PeerComparison(Experiment):

@@ -53,7 +53,7 @@ rewards are normalised."""
 LOG_MINUTES = 60.0
 """Robot time of random motion for the learned simulator."""
 LOOKS, EVERY = 10, 5
-"""The estimator sees so many observations, so many control periods apart: two seconds."""
+"""Observations that the estimator sees, and the control periods between them: two seconds."""
 HELD_OUT = 8
 """Machines on which the estimator is judged and not fitted."""
 SPREAD = 0.25

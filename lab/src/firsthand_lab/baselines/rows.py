@@ -19,9 +19,9 @@ LEVELS_M = (0.10, 0.05, 0.02)
 LATELY = 5
 """Episodes at the end over which the error while learning is taken."""
 MIN_TESTS = 3
-"""An extrapolation needs so many."""
+"""Tests that an extrapolation needs."""
 DROP = 3.0
-"""An episode after a run's tenth with so many times the median error of the ten before it is a sudden drop."""
+"""After a run's tenth episode, an error of this many times the median of the ten before it is a sudden drop."""
 Runs = list[tuple[Peer, list[Result]]]
 """What there is of each peer, ours first."""
 

@@ -12,7 +12,7 @@ from ..experiments.baseline import TINY_TASK
 from ..experiments.learning import tuples
 
 TINY_HURRY = 6.0
-"""In the tests' size the evaluation shapes are travelled so many times as fast: they are over sooner."""
+"""In the tests' size the evaluation shapes are travelled faster by this factor, to be over sooner."""
 
 
 TINY: dict[str, Any] = {"excavator": excavator_task, "excavator-pressure": excavator_task, "soft-arm": soft_arm_task}

@@ -37,7 +37,7 @@ from firsthand_onboard.references import build_reference
 REWARD = 10.0
 """Rewards are the negative cost times this: an error of 30 cm costs about 1 per step."""
 TEST_SEED, TEST_ROBOTS = 999, 2
-"""Random references of a test: so many robots start at home and visit an episode's goals each."""
+"""Random references of a test: their seed, and the robots that start at home and visit an episode's goals each."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ FREEZE_EARLY, EARLY_EPISODES = 10, 150
 EVERY = 16
 SPARSE_EPISODES = {"full": 1000, "quick": 64, "tiny": 16}
 WORSE = 1.5
-"""So many times the loss of the plain run, or of the moment of freezing, counts as worse."""
+"""This many times the loss of the plain run, or of the moment of freezing, counts as worse."""
 
 
 def _split(results: list[Result]) -> tuple[list[Result], list[Result]]:

@@ -24,8 +24,8 @@ TINY_SETTINGS: dict[str, Any] = {
     "refinement.batch": 2,
 }
 """For the tests: nothing is learned, but everything is run."""
-MOST_TOGETHER = 4
-"""Seeds in one job, at most."""
+MAX_SEEDS_PER_JOB = 4
+"""Seeds that learn side by side in one job, at most."""
 
 
 def small(size: Size) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def small(size: Size) -> dict[str, Any]:
 
 def groups(seeds: int) -> list[tuple[int, ...]]:
     """Seeds in groups that learn side by side: at least two groups, so that two cores have work, of equal size."""
-    each = min(math.ceil(seeds / 2), MOST_TOGETHER)
+    each = min(math.ceil(seeds / 2), MAX_SEEDS_PER_JOB)
     return [tuple(range(first, min(first + each, seeds))) for first in range(0, seeds, each)]
 
 

@@ -24,7 +24,7 @@ from .worker import cores
 
 EXTRA = "firsthand-lab[ray]"
 SEND_EVERY_S = 1.0
-"""A worker sends its files at most so often; the last ones always."""
+"""Least time between two sendings of a worker's files; the last ones are always sent."""
 OWN_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Before Ray is imported: a cluster of our own listens on the loopback address only, and tells nobody about itself."""
 PATIENCE_S = 10.0

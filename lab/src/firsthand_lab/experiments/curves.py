@@ -12,10 +12,10 @@ BOOTSTRAPS = 400
 """Resampled sets of seeds for a confidence interval."""
 CANDIDATES = 36
 """Episodes, evenly spread on a log scale, at which a segment may begin or end."""
-LEAST_POINTS = 4
+MIN_POINTS = 4
 """Episodes in each segment, at least (burn-in may be two: learning can set in at once)."""
-LEAST_SPAN, LEAST_FALL = 1.5, 1.5
-"""The decreasing segment ends at least so many times later than it begins, and so many times lower."""
+MIN_SPAN, MIN_FALL = 1.5, 1.5
+"""The decreasing segment ends later than it begins at least by the first factor, and lower by the second."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def power_law(curves: Curves, *, seed: int = 0) -> PowerLaw:
 
     A continuous line of three pieces is fitted to log ℓ against log t by least squares, with weights 1/t so that each
     stretch of the log axis counts alike. The two corners are searched exhaustively over `CANDIDATES` episodes; among
-    the fits whose middle piece falls more steeply than both others, and by `LEAST_FALL` at all, the best one counts.
+    the fits whose middle piece falls more steeply than both others, and by `MIN_FALL` at all, the best one counts.
     The middle piece is the decreasing segment: what is before it is burn-in, what is after it the plateau. The
     interval comes from resampling seeds and fitting anew, corners included; with few seeds it is only a rough one.
     """
@@ -95,7 +95,7 @@ def power_law(curves: Curves, *, seed: int = 0) -> PowerLaw:
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, len(logs), (BOOTSTRAPS, len(logs)))
     samples = np.concatenate([logs.mean(axis=0)[None], logs[drawn].mean(axis=1)]).T if logs.size else logs.T
-    if len(time) < 3 * LEAST_POINTS:
+    if len(time) < 3 * MIN_POINTS:
         return PowerLaw(*(float("nan"),) * 3, burn_in=1, plateau=len(time), prefactor=np.nan, explained=np.nan)
     fits = _three_pieces(np.log(time), samples, 1.0 / time)
     slope, level, first, last, explained = (part[0] for part in fits)
@@ -127,7 +127,7 @@ def _three_pieces(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np
     for i, a in enumerate(corners):
         for b in corners[i + 1 :]:
             inside = np.sum((x > a) & (x < b)) + 2
-            if inside < LEAST_POINTS or b - a < np.log(LEAST_SPAN):
+            if inside < MIN_POINTS or b - a < np.log(MIN_SPAN):
                 continue
             design = np.stack([np.ones_like(x), x, np.maximum(x - a, 0), np.maximum(x - b, 0)], axis=1)
             weighted = weights[:, None] * design
@@ -135,7 +135,7 @@ def _three_pieces(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np
             solution = np.linalg.solve(weighted.T @ design, moments)
             error = total - np.sum(solution * moments, axis=0)
             before, middle, after = solution[1], solution[1:3].sum(axis=0), solution[1:4].sum(axis=0)
-            falls = middle * (b - a) <= -np.log(LEAST_FALL)
+            falls = middle * (b - a) <= -np.log(MIN_FALL)
             better = (error < best) & (middle < before) & (middle < after) & falls
             best = np.where(better, error, best)
             slope = np.where(better, middle, slope)
@@ -146,6 +146,6 @@ def _three_pieces(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np
 
 def _candidates(x: np.ndarray) -> np.ndarray:
     """Corners to try: episodes spread evenly on the log axis, with some left on both sides."""
-    inner = x[1 : len(x) - LEAST_POINTS + 1]
+    inner = x[1 : len(x) - MIN_POINTS + 1]
     wanted = np.linspace(inner[0], inner[-1], CANDIDATES)
     return np.unique(inner[np.abs(inner[:, None] - wanted).argmin(axis=0)])

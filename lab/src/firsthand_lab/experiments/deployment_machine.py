@@ -20,7 +20,7 @@ COLD_C, WARM_C = 30.0, 75.0
 
 
 def oil_after(elapsed_s: float, warming_rate: float) -> float:
-    """The oil temperature after so much work, in °C: dT/dt = rate · (warm − T)."""
+    """The oil temperature after this much work, in °C: dT/dt = rate · (warm − T)."""
     return WARM_C - (WARM_C - COLD_C) * float(np.exp(-warming_rate * elapsed_s))
 
 

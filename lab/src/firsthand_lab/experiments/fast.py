@@ -30,7 +30,7 @@ STUCK_EPISODE, STUCK_CHANNEL = 6, 1
 HELD_OUT = 5
 """Episodes of fresh random references per test."""
 STEADY_FROM, WINDOW = 10, 10
-"""Jumps count after this episode, against the median of so many episodes before."""
+"""Jumps count after the first, an episode, against the median of the episodes before: the second is how many."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Condition:
     episodes: tuple[int, int, int] = (25, 6, 2)
     """Full, quick, tiny."""
     longer: tuple[int, int] = (0, 0)
-    """In the full size the first so many seeds run so many episodes."""
+    """In the full size, how many of the first seeds run longer, and for how many episodes."""
     marks: tuple[int, ...] = (8, 25)
     payloads: tuple[tuple[int, float], ...] = ()
     faulty: bool = False
     seeds: int = 5
-    """At most so many seeds."""
+    """Seeds, at most."""
     weight: float = 4.0
     """Core-seconds per episode."""
 

@@ -51,7 +51,7 @@ class Setup:
     model_until: int | None = None
     """The model no longer learns after this episode."""
     model_every: int = 1
-    """The model learns in every so many-th episode only."""
+    """The model learns once in this number of episodes."""
     marks: tuple[int, ...] = ()
     """Before these episodes the evaluation shapes are run: the policy that ran episode 1 is the random one. One more
     than the last episode is the policy at the end."""
@@ -233,7 +233,7 @@ def _metrics_row(episode: int, seed: int, name: str, metrics: Any) -> dict[str, 
 def run_in_order(
     table: Path, column: str, parts: Mapping[str, Callable[[Report], list[dict[str, Any]]]], steps: int, report: Report
 ) -> None:
-    """Write the rows of all parts, one after the other; `column` names a row's part, and each has so many steps.
+    """Write the rows of all parts, one after the other; `column` names a row's part, and each has `steps` steps.
 
     A finished part is not repeated.
     """

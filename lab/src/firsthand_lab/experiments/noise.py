@@ -20,7 +20,7 @@ PRESETS = ("paper", "fast")
 SPIKE = 8.0
 """Size of an outlier, in change scales: about as far as a joint moves in a third of a second at full speed."""
 WORSE = 1.5
-"""So many times the error without noise counts as a significant impact."""
+"""This many times the error without noise counts as a significant impact."""
 LAST = 4
 """The last quarter of the episodes makes the error on random references."""
 

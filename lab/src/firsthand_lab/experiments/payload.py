@@ -19,7 +19,7 @@ EPISODES = {"full": 180, "quick": 50, "tiny": 16}
 COUNTED_FROM = {"full": 100, "quick": 30, "tiny": 4}
 """Switches count from here on: the paper speaks of what it sees after the first 100 episodes."""
 RECOVERED = 1.2
-"""Recovered is an error of at most so many times the mean of the three episodes before the switch."""
+"""Recovered is an error of at most this many times the mean of the three episodes before the switch."""
 BEFORE = 3
 NOTICED = 1.2
 """A first episode after a switch that is worse by less than this is not worse."""

@@ -11,8 +11,8 @@ from .display import Display
 from .pool import Ended, Pool, Progress
 from .study import Study
 
-MOST_LOSSES = 3
-"""A job that loses so many workers without getting on in between is given up."""
+MAX_LOSSES = 3
+"""A job that loses this number of workers without progress in between is given up."""
 
 
 class JobsFailed(Exception):
@@ -82,7 +82,7 @@ def _run(
                         display.progress(job, event.done, event.note)
                         continue
                     del running[job.id]
-                    if event.lost and losses.get(job.id, 0) + 1 < MOST_LOSSES:
+                    if event.lost and losses.get(job.id, 0) + 1 < MAX_LOSSES:
                         losses[job.id] = losses.get(job.id, 0) + 1
                         display.lost(study, job, event.error or "")
                         todo.insert(0, (study, job))

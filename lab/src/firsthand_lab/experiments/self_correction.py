@@ -30,9 +30,9 @@ VARIANTS = {
 FLIPPED = (0, 1)
 """Boom and dipper: commands of which the wrong model has seen the wrong sign."""
 NEAR = 1.5
-"""Repaired when the error is at most so many times that of a learner from scratch."""
+"""Repaired when the error is at most this many times that of a learner from scratch."""
 LOST = 3.0
-"""Not repaired when it is still so many times that."""
+"""Not repaired when it is still this many times that."""
 
 
 class SelfCorrection(Experiment):

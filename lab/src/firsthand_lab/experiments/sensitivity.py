@@ -32,8 +32,8 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 """Factors of five around the paper's values."""
 EPISODES = {"full": 30, "quick": 10, "tiny": 2}
 WINDOW = 10
-"""The last so many episodes (a quarter, in a short run) make the error of a setting."""
-MOST_TOGETHER = 15
+"""Episodes at the end (a quarter, in a short run) that make the error of a setting."""
+MAX_SETTINGS_PER_JOB = 15
 """Settings in one job, at most."""
 FILE = "errors.csv"
 
@@ -60,7 +60,7 @@ class Sensitivity(Experiment):
     def jobs(self, size: Size) -> list[Job]:
         """Settings in groups that learn side by side."""
         every, episodes, jobs = settings(size.name), EPISODES[size.name], []
-        together = size.pick(full=MOST_TOGETHER, quick=MOST_TOGETHER, tiny=1)
+        together = size.pick(full=MAX_SETTINGS_PER_JOB, quick=MAX_SETTINGS_PER_JOB, tiny=1)
         for seed in range(size.seeds):
             for first in range(0, len(every), together):
                 chosen = every[first : first + together]

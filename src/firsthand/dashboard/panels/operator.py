@@ -2,7 +2,7 @@
 
 from nicegui import ui
 
-from ...control.files import MOST_TEXT
+from ...control.files import MAX_TAG_LENGTH
 from ..follower import RunFollower
 from ..requests import Requests
 from .elements import note, panel, row
@@ -20,7 +20,7 @@ class OperatorPanel:
         self.offered: dict[str, str] = {}
         with panel("Operator"):
             with row():
-                validation = {"too long": lambda value: len(value or "") <= MOST_TEXT}
+                validation = {"too long": lambda value: len(value or "") <= MAX_TAG_LENGTH}
                 self.payload = ui.input(label="payload tag, or kg", validation=validation).props("dense")
                 self.payload.style("flex: 1; min-width: 8rem")
                 payload_button = ui.button("Set payload", on_click=self.press_payload)

@@ -131,7 +131,7 @@ class Agent:
         self.steps += 1
 
     def learn(self, updates: int) -> dict[str, float]:
-        """Make so many updates; the mean of what they report, empty when there were none."""
+        """Make this number of updates; the mean of what they report, empty when there were none."""
         if updates <= 0:
             return {}
         if not self._replay.slices:

@@ -31,7 +31,7 @@ class Config:
     """Share of units left out in the first layer of the Q functions while learning."""
 
     bins: int = 101
-    """Rewards and values are predicted as a distribution over so many bins."""
+    """Rewards and values are predicted as a distribution over this number of bins."""
     bin_low: float = -10.0
     """Middle of the lowest bin, in symlog units."""
     bin_high: float = 10.0
@@ -88,9 +88,9 @@ class Config:
     capacity: int = 1_000_000
     """Steps that the replay buffer holds; whole episodes are dropped, oldest first."""
     seed_episodes: int = 5
-    """Random actions for so many episodes …"""
-    seed_steps_least: int = 1000
-    """… but for at least so many steps."""
+    """Random actions for this number of episodes …"""
+    min_seed_steps: int = 1000
+    """… but for at least this number of steps."""
     updates_per_step: float = 1.0
     """Updates per environment step, also for the seed steps, whose updates are made up for when they end."""
 
@@ -98,7 +98,7 @@ class Config:
         counts = {
             "at least 1": "latent group encoder_width encoder_layers width horizon batch elites rounds capacity",
             "at least 2": "members bins samples",
-            "at least 0": "policy_samples seed_episodes seed_steps_least",
+            "at least 0": "policy_samples seed_episodes min_seed_steps",
         }
         for wanted, names in counts.items():
             for name in names.split():
@@ -140,7 +140,7 @@ class Config:
 
     def seed_steps(self, episode_length: int) -> int:
         """Environment steps with random actions before anything is learned."""
-        return max(self.seed_episodes * episode_length, self.seed_steps_least)
+        return max(self.seed_episodes * episode_length, self.min_seed_steps)
 
 
 def default() -> Config:

@@ -32,7 +32,7 @@ def config_of(setting: str) -> Config:
     """The settings by name."""
     if setting == "tiny":
         small = {"samples": 16, "policy_samples": 4, "elites": 4, "rounds": 1, "batch": 8, "updates_per_step": 0.1}
-        small |= {"seed_episodes": 1, "seed_steps_least": 40}
+        small |= {"seed_episodes": 1, "min_seed_steps": 40}
         return dataclasses.replace(reduced(), **small)
     return {"default": default, "reduced": reduced}[setting]()
 

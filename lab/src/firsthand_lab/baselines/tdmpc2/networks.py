@@ -55,7 +55,7 @@ class Layer(eqx.Module):
     def random(
         inputs: int, units: int, *, normed: bool, zero: bool, members: int | None, rng: np.random.Generator
     ) -> "Layer":
-        """Small normal weights (or zeros), zero biases; with `members`, a leading axis of so many layers."""
+        """Small normal weights (or zeros), zero biases; with `members`, a leading axis of that many layers."""
         lead = () if members is None else (members,)
         shape = (*lead, inputs, units)
         weight = np.zeros(shape, np.float32) if zero else _INITIAL * rng.standard_normal(shape, np.float32)
@@ -91,7 +91,7 @@ class Network(eqx.Module):
         members: int | None = None,
         rng: np.random.Generator,
     ) -> "Network":
-        """A network with these sizes, the input's first; with `members`, an ensemble of so many."""
+        """A network with these sizes, the input's first; with `members`, an ensemble of that many."""
         last = len(sizes) - 2
         return Network(
             tuple(

@@ -24,7 +24,7 @@ from .model_regret import episode_loss, transition_losses
 
 POWER_ITERATIONS = 10
 LOOKED_AT = 25
-"""Eigenvalues of A + BK are taken at every so many-th step, singular values of products over all of them."""
+"""Eigenvalues of A + BK are taken once in this number of steps, singular values of products over all of them."""
 
 
 class GradientReport(NamedTuple):

@@ -33,7 +33,8 @@ from firsthand.training.run import Run
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.loop import Executor
-from firsthand_onboard.policy import NumpyPolicy, load_policy
+from firsthand_onboard.policy import NumpyPolicy
+from firsthand_onboard.policy_file import load_policy
 from firsthand_onboard.timing import LockStep
 
 INPUTS = 10_000

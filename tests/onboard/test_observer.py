@@ -15,14 +15,23 @@ from firsthand.tasks import excavator_task
 from firsthand_onboard import (
     ControlSpec,
     Limits,
+    NumpyObserver,
+    NumpyPolicy,
     PolicyShape,
     ReferenceSpec,
     Scales,
     SelectedOutput,
     SpecError,
     StateLayout,
+    load_controller,
+    load_observer,
+    load_policy,
+    policy_to_bytes,
 )
 from firsthand_onboard.features import command_feature, initial_state, measured_part, next_state, robot_features
+from firsthand_onboard.gate_limits import GateLimits
+from firsthand_onboard.loop import Executor
+from firsthand_onboard.numpy_observer import observer_arrays, observer_digest
 from firsthand_onboard.observer import (
     ObserverParameters,
     ObserverSettings,
@@ -39,7 +48,9 @@ from firsthand_onboard.observer import (
     start,
     start_motion,
 )
-from firsthand_onboard.policy import network_output
+from firsthand_onboard.policy import expected_shapes, network_output
+from firsthand_onboard.references import build_reference
+from firsthand_onboard.timing import LockStep
 
 SMALL = ControlSpec(
     robot="small",
@@ -327,7 +338,7 @@ def spoil(measured: np.ndarray, spec: ControlSpec) -> np.ndarray:
     return spoiled
 
 
-def test_numpy_and_jax_observe_the_same(spec):
+def test_numpy_the_robots_own_class_and_jax_observe_the_same(spec):
     """A motion with outliers, jumps and gaps, to float32 rounding; the counts are the same."""
     parameters, settings = random_parameters(spec), ObserverSettings.of(spec)
     commands, measured = random_motion(spec, 150)
@@ -345,6 +356,13 @@ def test_numpy_and_jax_observe_the_same(spec):
 
         return jax.lax.scan(step, start(spec, measured[0], commands[0]), (commands, measured[1:]))[1]
 
+    on_robot = NumpyObserver(spec, parameters, settings)
+    on_robot.start_motion(initial_state(spec.layout, measured[0], commands[0]))
+    for carry, command, row in zip(rows, commands, measured[1:], strict=True):
+        np.testing.assert_allclose(on_robot.observe(command, row), carry.state, atol=2e-5, rtol=2e-5)
+        for found, expected in zip(on_robot.carry[1:], carry[1:], strict=True):
+            np.testing.assert_array_equal(found, expected)
+        assert on_robot.fault == find_fault(spec, settings, carry.missing)
     on_jax = run(jax.tree.map(jnp.asarray, parameters), jnp.asarray(commands), jnp.asarray(measured))
     np.testing.assert_allclose(np.stack([r.state for r in rows]), on_jax.state, atol=2e-5, rtol=2e-5)
     for name in ("clipped", "missing", "restarts"):
@@ -370,3 +388,137 @@ def test_gradients_stay_finite_where_a_measurement_is_missing(spec):
     gradient = jax.grad(loss)(parameters)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     assert np.abs(gradient.gain[:, :, 1:]).max() > 0
+
+
+# In the robot's loop
+
+
+class Readings:
+    """A machine that measures what it is told to, whatever is commanded."""
+
+    def __init__(self, measured: np.ndarray) -> None:
+        self.left = list(measured)
+
+    def read(self) -> np.ndarray:
+        return self.left.pop(0)
+
+    def write(self, command: np.ndarray) -> None:
+        """Nothing moves."""
+
+    def neutral(self) -> None:
+        """Nothing moves."""
+
+
+def random_policy(spec: ControlSpec) -> NumpyPolicy:
+    rng = np.random.default_rng(2)
+    return NumpyPolicy(spec, [(rng.normal(size=w) / np.sqrt(w[1]), np.zeros(b)) for w, b in expected_shapes(spec)])
+
+
+def test_the_loop_shows_the_policy_the_estimate_and_builds_references_from_measurements(spec):
+    """Two trajectories of one motion: the estimate goes on; after a pause it begins anew."""
+    observer = NumpyObserver(spec, random_parameters(spec), ObserverSettings.of(spec))
+    policy, seen, steps = random_policy(spec), [], spec.reference.steps
+    _, measured = random_motion(spec, 3 * steps + 3)
+
+    def listening(state: np.ndarray, points: np.ndarray) -> np.ndarray:
+        seen.append(state.copy())
+        return policy(state, points)
+
+    executor = Executor(spec, Readings(measured), GateLimits.wide(spec, None), LockStep(spec.period_s))
+    goal = np.zeros(spec.goal_size, np.float32)
+    executor.begin()
+    first = executor.visit(listening, goal, observer=observer)  # pyright: ignore[reportArgumentType]
+    second = executor.visit(listening, goal, observer=observer)  # pyright: ignore[reportArgumentType]
+    assert first.ended == second.ended == "done"
+    carry = start_motion(spec, first.start)
+    np.testing.assert_array_equal(carry.state[: spec.layout.num_measured], measured[1])
+    expected, restarts = [], np.zeros(spec.layout.num_measured)
+    for trajectory in (first, second):
+        np.testing.assert_allclose(trajectory.start, carry.state, atol=2e-5, rtol=2e-5)
+        np.testing.assert_array_equal(trajectory.reference, build_reference(spec, trajectory.measured[0], goal))
+        assert trajectory.restarts is not None
+        restarts = restarts + trajectory.restarts
+        for command, row in zip(trajectory.commands, trajectory.measured[1:], strict=True):
+            expected.append(carry.state)
+            carry = observe(spec, observer.parameters, observer.settings, carry, command, row)
+    np.testing.assert_allclose(seen, expected, atol=5e-5, rtol=5e-5)
+    np.testing.assert_array_equal(restarts, carry.restarts)
+    np.testing.assert_array_equal(executor.measured, measured[2 * steps + 1])
+    executor.begin()
+    third = executor.visit(policy, goal, observer=observer)
+    np.testing.assert_array_equal(
+        third.start[: spec.layout.command_start], np.tile(measured[2 * steps + 2], num_blocks(spec))
+    )
+
+
+def test_a_measurement_that_stays_away_ends_the_trajectory_with_a_fault():
+    """The gate allows more: the observer's own limit counts."""
+    observer = NumpyObserver(SMALL, still(SMALL), ObserverSettings.of(SMALL, max_missing=3))
+    measured = np.zeros((20, 2), np.float32)
+    measured[4:, 1] = np.nan
+    limits = GateLimits.of(SMALL, dropouts=10, dropouts_of_20=10)
+    executor = Executor(SMALL, Readings(measured), limits, LockStep(SMALL.period_s))
+    ran = executor.visit(random_policy(SMALL), np.zeros(1), observer=observer)
+    assert ran.fault
+    assert ran.ended == "no measurement of v for more than 3 steps, as long as the observer may predict"
+    assert ran.valid.sum() == 7  # three with a measurement, three predicted, and the one that was too many
+
+
+# The policy file
+
+
+@pytest.fixture(scope="module")
+def blob(spec) -> bytes:
+    return policy_to_bytes(spec, random_policy(spec).layers, NumpyObserver(spec, random_parameters(spec), OTHER))
+
+
+OTHER = ObserverSettings(3.7, 6, 9)
+
+
+def test_an_observer_is_read_back_as_it_was_written(spec, blob, tmp_path):
+    path = tmp_path / "policy.safetensors"
+    path.write_bytes(blob)
+    policy, observer = load_controller(path)
+    assert observer is not None
+    assert observer.settings == OTHER
+    jax.tree.map(np.testing.assert_array_equal, observer.parameters, random_parameters(spec))
+    assert observer_digest(observer_arrays(observer)) == observer_digest(observer_arrays(load_observer(path)))
+    state, points = np.zeros(spec.layout.size), np.zeros((1 + len(spec.preview), spec.num_outputs))
+    np.testing.assert_array_equal(policy(state, points), load_policy(path)(state, points))
+
+
+def test_a_policy_without_an_observer_is_as_before_and_says_so(tmp_path):
+    layers, path = random_policy(SMALL).layers, tmp_path / "policy.safetensors"
+    path.write_bytes(policy_to_bytes(SMALL, layers))
+    assert load_controller(path).observer is None
+    with pytest.raises(SpecError) as raised:
+        load_observer(path)
+    assert str(raised.value) == f"{path} holds a policy that was exported without an observer"
+
+
+def test_a_damaged_observer_is_refused(tmp_path):
+    """Any byte of its arrays, and any array left out."""
+    observer, path = NumpyObserver(SMALL, random_parameters(SMALL, hidden=(4,)), OTHER), tmp_path / "p.safetensors"
+    data = policy_to_bytes(SMALL, random_policy(SMALL).layers, observer)
+    for array in observer_arrays(observer).values():
+        damaged = bytearray(data)
+        damaged[data.index(array.tobytes()) + 1] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(SpecError, match=r"the observer in .* is damaged"):
+            load_controller(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"gain": np.zeros((1, 2, 2))}, r"observer.gain has shape \(1, 2, 2\), but must have \(2, 2, 2\)"),
+        ({"taps": np.zeros((2, 2))}, r"observer.taps has shape \(2, 2\), but must have \(2, 1\)"),
+        ({"scale": np.array([1.0, 0.0])}, "observer.scale holds a value that is not positive"),
+        ({"scale": np.array([1.0, np.nan])}, "observer.scale holds a value that is not finite"),
+        ({"layers": ()}, "the observer has no layers"),
+        ({"layers": ((np.zeros((1, 5)), np.zeros(1)),)}, r"observer.0.weight has shape \(1, 5\)"),
+    ],
+)
+def test_an_observer_of_another_robot_is_refused(change, sentence):
+    with pytest.raises(SpecError, match=sentence):
+        NumpyObserver(SMALL, still(SMALL)._replace(**change), SETTINGS)

@@ -13,6 +13,7 @@ import numpy as np
 from .homing import MAX_STEPS, HomingController
 from .loop import Trajectory
 from .messages import MAX_PAYLOAD, Message, Refusal
+from .numpy_observer import NumpyController, NumpyObserver, has_observer, observer_from_arrays
 from .policy import NumpyPolicy
 from .spec import ControlSpec
 
@@ -28,7 +29,7 @@ class Job:
     kind: str
     """`visit` goals, `follow` a reference, `play` commands, or go `home`."""
     arrays: Mapping[str, np.ndarray]
-    policy: NumpyPolicy | None
+    controller: NumpyController | None
     authority: float
     asked: Message
     """The message that asked for it: trajectories go to its sender."""
@@ -40,7 +41,7 @@ class Job:
 
 
 def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of a policy's weights: names, shapes and float32 bytes, in the order of names."""
+    """SHA-256 of a policy's weights, and of its observer's: names, shapes and float32 bytes, in the order of names."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name], "<f4")
@@ -52,7 +53,7 @@ def trajectory_bytes(spec: ControlSpec, steps: int) -> int:
     """The size of the message that carries a trajectory of `steps` steps, as an upper bound."""
     layout = spec.layout
     per_step = 4 * (layout.num_measured + layout.num_commands + spec.num_outputs) + layout.num_commands + 1
-    return per_step * (steps + 1 + spec.preview[-1]) + 4 * layout.size + 4096
+    return per_step * (steps + 1 + spec.preview[-1]) + 4 * (layout.size + layout.num_measured) + 4096
 
 
 class PolicyStore:
@@ -60,7 +61,7 @@ class PolicyStore:
 
     def __init__(self, spec: ControlSpec) -> None:
         self.spec = spec
-        self._policies: OrderedDict[str, NumpyPolicy] = OrderedDict()
+        self._policies: OrderedDict[str, NumpyController] = OrderedDict()
 
     def add(self, message: Message) -> str:
         """Check and keep the policy in a message; returns its digest."""
@@ -74,13 +75,16 @@ class PolicyStore:
             layers = [(message.arrays[f"policy.{i}.weight"], message.arrays[f"policy.{i}.bias"]) for i in names]
         except KeyError as error:
             raise Refusal(f"the policy lacks {error}") from None
-        self._policies[digest] = NumpyPolicy(self.spec, layers)
+        policy, observer = NumpyPolicy(self.spec, layers), None
+        if has_observer(message.arrays):
+            observer = NumpyObserver(self.spec, *observer_from_arrays(self.spec, message.arrays))
+        self._policies[digest] = NumpyController(policy, observer)
         while len(self._policies) > MAX_POLICIES:
             self._policies.popitem(last=False)
         return digest
 
-    def find(self, digest: object) -> NumpyPolicy | None:
-        """The policy with this digest, if it is still here."""
+    def find(self, digest: object) -> NumpyController | None:
+        """The policy with this digest and its observer, if they are still here."""
         return self._policies.get(str(digest))
 
 
@@ -117,10 +121,10 @@ class JobReader:
         steps = extent.length // extent.count
         if trajectory_bytes(self.spec, steps) > MAX_PAYLOAD:
             raise Refusal(f"{required} asks for {steps} steps at once, more than one message can bring back")
-        policy = self.policies.find(body.get("policy"))
-        if kind in ("visit", "follow") and policy is None:
+        controller = self.policies.find(body.get("policy"))
+        if kind in ("visit", "follow") and controller is None:
             raise Refusal("the policy is not known here; send it first")
-        return Job(name, str(kind), single, policy, float(authority), message, extent.count)
+        return Job(name, str(kind), single, controller, float(authority), message, extent.count)
 
     def _extent(self, kind: Any, arrays: Mapping[str, np.ndarray], measured: np.ndarray) -> _Extent:
         spec = self.spec

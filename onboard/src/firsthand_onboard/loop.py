@@ -14,6 +14,7 @@ from .gate import Gate
 from .gate_limits import GateLimits
 from .homing import AWAY, HomingController
 from .machine import Machine, MachineError, as_measured
+from .numpy_observer import NumpyObserver
 from .policy import NumpyPolicy
 from .references import build_reference
 from .spec import ControlSpec
@@ -42,11 +43,14 @@ class Trajectory:
     """`done`, or why it was cut short."""
     fault: bool
     """Whether that latches."""
+    restarts: np.ndarray | None = None
+    """How often the observer restarted each entry from its measurement; None without an observer."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name."""
         names = ("start", "measured", "commands", "reference", "free", "valid")
-        return {name: getattr(self, name) for name in names}
+        arrays = {name: getattr(self, name) for name in names}
+        return arrays if self.restarts is None else {**arrays, "restarts": self.restarts}
 
 
 def never_interrupt() -> str:
@@ -74,8 +78,10 @@ class Executor:
         self.gate = Gate(spec, limits)
         self.gate_state = self.gate.start()
         self.work_s = np.zeros(4096)
-        """How long the last steps took (policy and gate), as a ring."""
+        """How long the last steps took (observer, policy and gate), as a ring."""
         self.steps = 0
+        self._live: NumpyObserver | None = None
+        """The observer that has followed the machine without a gap; None where an estimate must begin anew."""
         machine.neutral()
         self.look()
 
@@ -88,6 +94,7 @@ class Executor:
         self.state = initial_state(self.spec.layout, measured, self.gate.neutral)
         self.newest = measured
         """The newest measurement, with what is missing in it."""
+        self._live = None
         self.gate_state = self.gate.start()
 
     @property
@@ -102,23 +109,34 @@ class Executor:
             self.state = np.concatenate([held, self.state[len(held) :]])
         else:
             self.state = initial_state(self.spec.layout, held, self.gate.neutral)
+        self.forget_estimate()
         self.clock.restart()
+
+    def forget_estimate(self) -> None:
+        """An observer begins anew with the next trajectory: there was a pause, or another one follows now."""
+        self._live = None
 
     def hold(self) -> None:
         """One period in neutral. The state vector follows, so that the next trajectory starts from the truth."""
         self.machine.neutral()
         self.gate_state = self.gate.start()
+        self.forget_estimate()
         if isinstance(self.clock, LockStep):
             return
         self.clock.wait(self.poll)
         self._move_on(self.gate.neutral)
 
     def visit(
-        self, policy: NumpyPolicy, goal: np.ndarray, excitation: Any = None, authority: float = 1.0
+        self,
+        policy: NumpyPolicy,
+        goal: np.ndarray,
+        excitation: Any = None,
+        authority: float = 1.0,
+        observer: NumpyObserver | None = None,
     ) -> Trajectory:
-        """Go to a goal: the reference is built from where the machine is."""
+        """Go to a goal: the reference is built from what is measured, also where the policy sees an estimate."""
         reference = build_reference(self.spec, self.measured, np.asarray(goal, np.float32))
-        return self.follow(policy, reference, excitation, authority)
+        return self.follow(policy, reference, excitation, authority, observer=observer)
 
     def follow(
         self,
@@ -127,8 +145,12 @@ class Executor:
         excitation: Any = None,
         authority: float = 1.0,
         until: GoOn = never_end,
+        observer: NumpyObserver | None = None,
     ) -> Trajectory:
-        """Follow a given reference: its points, and the preview beyond the last step."""
+        """Follow a given reference: its points, and the preview beyond the last step.
+
+        With an observer the policy sees its estimate, which goes on from the trajectory before.
+        """
         spec = self.spec
         low, high = np.asarray(spec.limits.command_low, np.float32), np.asarray(spec.limits.command_high, np.float32)
         reference, offsets = np.asarray(reference, np.float32), np.asarray((0, *spec.preview))
@@ -137,7 +159,7 @@ class Executor:
             command = policy(state, reference[step + offsets])
             return command if excitation is None else np.clip(command + excitation[step], low, high)
 
-        return self._run(propose, len(reference) - spec.preview[-1], reference, authority, until)
+        return self._run(propose, len(reference) - spec.preview[-1], reference, authority, until, observer)
 
     def play(self, commands: np.ndarray, authority: float = 1.0, until: GoOn = never_end) -> Trajectory:
         """Apply commands open loop, through the gate."""
@@ -154,9 +176,21 @@ class Executor:
 
         return self._run(propose, len(path), None, min(authority, controller.homing.authority), until)
 
-    def _run(self, propose: Propose, steps: int, reference: Any, authority: float, until: GoOn) -> Trajectory:
-        layout = self.spec.layout
-        start = self.state
+    def _run(
+        self,
+        propose: Propose,
+        steps: int,
+        reference: Any,
+        authority: float,
+        until: GoOn,
+        observer: NumpyObserver | None = None,
+    ) -> Trajectory:
+        layout, observing_s = self.spec.layout, 0.0
+        if observer is not None and observer is not self._live:
+            observer.start_motion(self.state)
+        self._live = observer
+        start = self.state if observer is None else observer.state.copy()
+        restarts_before = 0 if observer is None else observer.restarts.copy()
         measured = np.repeat(self.newest[None], steps + 1, axis=0)
         commands = np.repeat(self.gate.neutral[None], steps, axis=0)
         free, valid = np.zeros((steps, layout.num_commands), bool), np.zeros(steps, bool)
@@ -167,7 +201,7 @@ class Executor:
                     ended = reason
                     break
                 began = time.perf_counter()
-                proposed = propose(k, self.state)
+                proposed = propose(k, self.state if observer is None else observer.state)
                 gated = self.gate(
                     self.gate_state,
                     proposed,
@@ -176,7 +210,7 @@ class Executor:
                     age_s=self.clock.now() - self._read_at,
                     authority=authority,
                 )
-                self.work_s[self.steps % len(self.work_s)] = time.perf_counter() - began
+                self.work_s[self.steps % len(self.work_s)] = observing_s + time.perf_counter() - began
                 self.steps += 1
                 self.gate_state = gated.state
                 if gated.fault:
@@ -189,15 +223,26 @@ class Executor:
                     break
                 self._move_on(gated.command)
                 measured[k + 1], commands[k], free[k], valid[k] = self.newest, gated.command, gated.free, True
+                if observer is not None:
+                    began = time.perf_counter()
+                    observer.observe(gated.command, self.newest)
+                    observing_s = time.perf_counter() - began
+                    if observer.fault:
+                        ended, fault = observer.fault, True
+                        break
         except MachineError as error:
             ended, fault = str(error), True
         if ended != DONE:
             measured[valid.sum() + 1 :] = measured[valid.sum()]  # what did not happen is padded
             self.machine.neutral()
             self.gate_state = self.gate.start()
+            self.forget_estimate()
         if reference is None:
             reference = np.zeros((steps, self.spec.num_outputs), np.float32)
-        return Trajectory(start, measured, commands, reference, free, valid, ended, fault)
+        restarts = None
+        if observer is not None:
+            restarts = (observer.restarts - restarts_before).astype(np.float32)
+        return Trajectory(start, measured, commands, reference, free, valid, ended, fault, restarts)
 
     def _move_on(self, command: np.ndarray) -> None:
         """The state after a command. What is missing in the measurement stays out of it: the last value is held."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from .arrays import constant, namespace
 from .features import observation
@@ -167,33 +164,3 @@ def fast_output(spec: ControlSpec) -> Callable[[np.ndarray], np.ndarray]:
         return multiply(total, signs, total)
 
     return tip
-
-
-def policy_to_bytes(spec: ControlSpec, layers: Sequence[Layer]) -> bytes:
-    """Specification and weights as one safetensors blob; loading it runs nothing."""
-    check_layers(spec, layers)
-    tensors = {}
-    for i, (weight, bias) in enumerate(layers):
-        tensors[f"policy.{i}.weight"] = np.asarray(weight, dtype=np.float32)
-        tensors[f"policy.{i}.bias"] = np.asarray(bias, dtype=np.float32)
-    return save(tensors, metadata={"control_spec": spec.to_json()})
-
-
-def load_policy(path: str | Path) -> NumpyPolicy:
-    """The policy in a file that `policy_to_bytes` made; `SpecError` says what is wrong with any other file."""
-    try:
-        with safe_open(str(path), framework="numpy") as file:
-            text = (file.metadata() or {}).get("control_spec")
-            if text is None:
-                raise SpecError(f"{path} holds no control specification")
-            spec = ControlSpec.from_json(text)
-            names = set(file.keys())
-            layers = []
-            for i in range(len(spec.policy.hidden) + 1):
-                missing = {f"policy.{i}.weight", f"policy.{i}.bias"} - names
-                if missing:
-                    raise SpecError(f"{path} lacks the tensor {sorted(missing)[0]}")
-                layers.append((file.get_tensor(f"policy.{i}.weight"), file.get_tensor(f"policy.{i}.bias")))
-    except (OSError, SafetensorError) as error:
-        raise SpecError(f"{path} cannot be read as a policy: {error}") from None
-    return NumpyPolicy(spec, layers)

@@ -62,11 +62,12 @@ class JobRunner:
         if job.kind == "home":
             assert self.homing is not None
             return executor.home(self.homing, job.authority, self._ends_at)
-        assert job.policy is not None
+        assert job.controller is not None
+        policy, observer = job.controller
         if job.kind == "follow":
-            return executor.follow(job.policy, arrays["reference"], None, job.authority, self._ends_at)
+            return executor.follow(policy, arrays["reference"], None, job.authority, self._ends_at, observer)
         excitation = arrays["excitation"][index] if "excitation" in arrays else None
-        return executor.visit(job.policy, arrays["goals"][index], excitation, job.authority)
+        return executor.visit(policy, arrays["goals"][index], excitation, job.authority, observer)
 
     def _ends_at(self, step: int) -> str:
         """A long motion counts as a chain of trajectories of the usual length: only the running one is finished."""

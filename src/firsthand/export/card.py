@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.policy import Layer, policy_to_bytes
+from firsthand_onboard.policy import Layer
+from firsthand_onboard.policy_file import policy_to_bytes
 
 from ..units import METRES, unit_of
 from .accuracy import tolerance

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from firsthand_onboard.policy import Layer, policy_to_bytes
+from firsthand_onboard.policy import Layer
+from firsthand_onboard.policy_file import policy_to_bytes
 
 from ..errors import UserError, suggest
 from ..robots.user_file import short_name

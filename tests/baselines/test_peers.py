@@ -14,7 +14,7 @@ from firsthand.errors import UserError
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand_lab.baselines import compare, pid, rows
 from firsthand_lab.baselines.ledger import CURVES, FACTS, MARKS, PATHS, peak_memory_mb
-from firsthand_lab.baselines.registry import OURS, PEERS, chosen
+from firsthand_lab.baselines.registry import OURS, PEERS, select_peers
 from firsthand_lab.baselines.setup import plant_and_task
 from firsthand_lab.baselines.view import RobotView
 from firsthand_lab.experiments import Result, Size, files, worker
@@ -50,10 +50,10 @@ def test_the_engineers_controller_follows():
 
 def test_unknown_peers_are_answered_with_the_known_ones():
     with pytest.raises(UserError, match=r"'ppp' \(did you mean 'ppo'\?\); known are pid, ppo, sac"):
-        chosen("pid,ppp")
+        select_peers("pid,ppp")
     with pytest.raises(UserError, match="empty"):
-        chosen(" , ")
-    assert [peer.name for peer in chosen("pid,ours,pid")] == [OURS, "pid"]
+        select_peers(" , ")
+    assert [peer.name for peer in select_peers("pid,ours,pid")] == [OURS, "pid"]
 
 
 def write_books(folder, errors, *, computing=1.0, random_m=0.02):
@@ -73,7 +73,7 @@ def write_books(folder, errors, *, computing=1.0, random_m=0.02):
 
 def test_the_table_says_what_the_books_say(tmp_path):
     _, task = plant_and_task("excavator")
-    peers = chosen("ppo")
+    peers = select_peers("ppo")
     comparison = compare.PeerComparison("excavator", task, peers, 40)
     results = []
     for job in comparison.jobs(Size("full", 2)):
@@ -100,7 +100,7 @@ def test_a_folder_takes_more_peers_and_seeds_and_shows_what_has_only_begun(tmp_p
     _, task = plant_and_task("excavator")
 
     def study(peers, seeds):
-        comparison = compare.PeerComparison("excavator", task, chosen(peers), 40)
+        comparison = compare.PeerComparison("excavator", task, select_peers(peers), 40)
         return compare.PeerStudy(tmp_path / "study", comparison, Size("full", seeds))
 
     def ran(opened, job, errors):
@@ -134,14 +134,14 @@ def test_a_folder_takes_more_peers_and_seeds_and_shows_what_has_only_begun(tmp_p
     assert runs["commit"] == [*["none"] * 4, ""]
     with pytest.raises(UserError, match="no episode of ours in a comparison of 20 episodes"):
         compare.PeerStudy(
-            tmp_path / "study", compare.PeerComparison("excavator", task, chosen("ppo"), 20), Size("full", 1)
+            tmp_path / "study", compare.PeerComparison("excavator", task, select_peers("ppo"), 20), Size("full", 1)
         ).conclude()
 
 
 def test_a_comparison_in_which_nothing_has_been_tested_yet(tmp_path):
     _, task = plant_and_task("excavator")
     study = compare.PeerStudy(
-        tmp_path / "study", compare.PeerComparison("excavator", task, chosen("ppo"), 40), Size("full", 1)
+        tmp_path / "study", compare.PeerComparison("excavator", task, select_peers("ppo"), 40), Size("full", 1)
     )
     with study:
         folder = study.folder(study.jobs[0])
@@ -157,7 +157,7 @@ def test_a_robot_file_that_has_changed_is_another_robot(tmp_path, monkeypatch):
     _, task = plant_and_task("excavator")
 
     def job():
-        comparison = compare.PeerComparison("my_robot.py:arm", task, chosen("ppo"), 40)
+        comparison = compare.PeerComparison("my_robot.py:arm", task, select_peers("ppo"), 40)
         assert comparison.name == "compare-my_robot-arm"
         return comparison.job(PEERS["ppo"], 0, Size("full", 1))
 
@@ -183,7 +183,7 @@ def test_memory_is_that_of_the_process_alone():
 
 def test_the_paths_are_those_of_the_seed_in_the_middle(tmp_path):
     _, task = plant_and_task("excavator")
-    comparison, results = compare.PeerComparison("excavator", task, chosen("ppo"), 40), []
+    comparison, results = compare.PeerComparison("excavator", task, select_peers("ppo"), 40), []
     for job, error in zip(comparison.jobs(Size("full", 3)), (0.3, 0.1, 0.2, 3.0, 2.0, 1.0), strict=True):
         write_books(tmp_path / job.id, np.full(40, error), random_m=error)
         results.append(Result(job, tmp_path / job.id))
@@ -195,7 +195,7 @@ def test_the_paths_are_those_of_the_seed_in_the_middle(tmp_path):
 
 def test_unfinished_seeds_are_compared_where_all_of_them_are(tmp_path):
     _, task = plant_and_task("excavator")
-    comparison, results = compare.PeerComparison("excavator", task, chosen("ppo"), 40), []
+    comparison, results = compare.PeerComparison("excavator", task, select_peers("ppo"), 40), []
     for job, length in zip(comparison.jobs(Size("full", 3))[3:], (23, 11, 3), strict=True):
         write_books(tmp_path / job.id, np.full(length, 0.3), random_m=0.1)
         results.append(Result(job, tmp_path / job.id))
@@ -226,7 +226,7 @@ def test_every_peer_has_a_runner_that_exists():
 @pytest.mark.parametrize("name", ["ours", "paper", "still", "pid", "imagination", "tdmpc2"])
 def test_a_peer_leaves_its_books(name, tmp_path):
     _, task = plant_and_task("excavator", tiny=True)
-    comparison = compare.PeerComparison("excavator", task, chosen(name), 2)
+    comparison = compare.PeerComparison("excavator", task, select_peers(name), 2)
     with Study(tmp_path / "study", comparison, Size("tiny", 1)) as study:
         job = study.jobs[-1]
         worker.perform(study.prepare(job), lambda done, note="": None)

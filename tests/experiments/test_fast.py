@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """Killed once between an episode's checkpoint and the test after it."""
     with Study(tmp_path_factory.mktemp("experiments") / "fast", Fast(), Size("tiny", 1)) as study:
-        for job in chosen(study):
+        for job in pick_jobs(study):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(fast, "tested", killed)
                 with pytest.raises(Killed):
@@ -35,14 +35,14 @@ def killed(*_: object) -> None:
     raise Killed
 
 
-def chosen(study: Study) -> list[Job]:
+def pick_jobs(study: Study) -> list[Job]:
     """One of each is enough here: the others differ in their parameters."""
     return [job for job in study.jobs if job.name == "payloads-seed-0"]
 
 
 @pytest.mark.slow
 def test_a_run_leaves_its_curves_and_marks(study: Study) -> None:
-    for job in chosen(study):
+    for job in pick_jobs(study):
         marks = files.read_csv(study.folder(job) / "marks.csv")
         assert list(marks["episode"]) == job.parameters["marks"]
         for column in ("newest_random_m", "newest_shapes_m", "kept_random_m", "kept_shapes_m"):

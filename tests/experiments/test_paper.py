@@ -32,8 +32,8 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 @pytest.fixture(scope="module")
-def concluded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Study, Finding]]:
-    """`concluded(name)`: the tiny form of an experiment; jobs that others have done are taken from them."""
+def conclude(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Study, Finding]]:
+    """`conclude(name)`: the tiny form of an experiment; jobs that others have done are taken from them."""
     folder = tmp_path_factory.mktemp("experiments")
 
     def run(name: str) -> tuple[Study, Finding]:
@@ -48,8 +48,8 @@ def concluded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_experiment_leaves_data_figures_and_a_finding(name: str, concluded: Any) -> None:
-    study, finding = concluded(name)
+def test_every_experiment_leaves_data_figures_and_a_finding(name: str, conclude: Any) -> None:
+    study, finding = conclude(name)
     assert finding.verdict is Verdict.NOT_COMPARABLE  # nothing can be learned at this size
     data = json.loads((study.path / "finding.json").read_text())
     assert data["experiment"] == name
@@ -81,9 +81,9 @@ class Killed(Exception):
     pass
 
 
-def test_a_learning_job_that_was_killed_continues_with_the_same_data(concluded: Any, tmp_path: Path) -> None:
+def test_a_learning_job_that_was_killed_continues_with_the_same_data(conclude: Any, tmp_path: Path) -> None:
     """Stopped after its checkpoint and in the middle of the episodes that follow it."""
-    study, _ = concluded("payload")
+    study, _ = conclude("payload")
     job = study.jobs[0]
     files.write_json(tmp_path / worker.JOB, job.as_dict())
     reports = []

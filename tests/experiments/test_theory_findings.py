@@ -19,7 +19,7 @@ from firsthand_lab.experiments.step_bound import ALPHAS, EPSILONS, StepBound
 Tables = Callable[[str, dict], dict[str, dict]]
 
 
-def concluded(experiment: Experiment, seeds: int, folder: Path, tables: Tables) -> Finding:
+def conclude(experiment: Experiment, seeds: int, folder: Path, tables: Tables) -> Finding:
     """The full-size conclusion; `tables(job name, parameters)` are the CSV files of each job."""
     size, results = Size("full", seeds), []
     for job in experiment.jobs(size):
@@ -85,7 +85,7 @@ def regret_tables(gap_power: float, error_power: float) -> Tables:
 
 
 def test_sublinear_regret_is_found_and_its_constants_are_read_off(tmp_path: Path) -> None:
-    finding = concluded(Regret(), 2, tmp_path, regret_tables(0.6, 0.4))
+    finding = conclude(Regret(), 2, tmp_path, regret_tables(0.6, 0.4))
     assert finding.verdict is Verdict.PASS
     found = finding.numbers["exponents"]
     assert [found[n][0] for n in ("regret", "falling", "error")] == pytest.approx([0.6, 0.6, 0.4], abs=0.01)
@@ -98,7 +98,7 @@ def test_sublinear_regret_is_found_and_its_constants_are_read_off(tmp_path: Path
 
 
 def test_linear_growth_is_no_success(tmp_path: Path) -> None:
-    finding = concluded(Regret(), 2, tmp_path, regret_tables(1.0, 1.0))
+    finding = conclude(Regret(), 2, tmp_path, regret_tables(1.0, 1.0))
     assert finding.verdict is Verdict.FAIL
     assert [row.verdict for row in finding.rows[:3:2]] == [Verdict.FAIL, Verdict.FAIL]
 
@@ -121,7 +121,7 @@ def step_tables(factor: float) -> Tables:
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.05, Verdict.FAIL), (0.9, Verdict.FAIL)])
 def test_a_step_beside_the_formula_is_noticed(tmp_path: Path, factor: float, verdict: Verdict) -> None:
-    finding = concluded(StepBound(), 1, tmp_path, step_tables(factor))
+    finding = conclude(StepBound(), 1, tmp_path, step_tables(factor))
     assert finding.verdict is verdict
     if factor == 1.0:
         assert measured(finding, "longest step with α = 0, ε = 0.05") == "2.2361 at ‖∇‖ = 0.2236"
@@ -134,7 +134,7 @@ def test_noise_that_doubles_the_error_is_significant(tmp_path: Path) -> None:
         seeds = [0, 1] * len(LEVELS)
         return {"levels.csv": {"level": levels, "seed": seeds, "shapes_error": errors, "random_error": errors}}
 
-    finding = concluded(Noise(), 2, tmp_path, tables)
+    finding = conclude(Noise(), 2, tmp_path, tables)
     assert finding.verdict is Verdict.PASS
     assert measured(finding, "severe over none, shapes, fast") == "× 2.0"
 
@@ -151,7 +151,7 @@ def test_whether_a_wrong_model_came_right(tmp_path: Path, end: float, verdict: V
         names = ("variant", "seed", "episode", "tracking_error", "model_gap", "cosine")
         return {"episodes.csv": {n: [row[i] for row in rows] for i, n in enumerate(names)}}
 
-    finding = concluded(SelfCorrection(), 1, tmp_path, tables)
+    finding = conclude(SelfCorrection(), 1, tmp_path, tables)
     assert finding.verdict is verdict
     assert measured(finding, "cosine").startswith("-0.50, 0.90")
 
@@ -167,7 +167,7 @@ def test_the_gap_between_the_two_machines(tmp_path: Path) -> None:
         transfer = {"simulation_shapes_error": 0.02, "real_shapes_error": 0.06}
         return {"episodes.csv": {n: [r[i] for r in rows] for i, n in enumerate(columns)}, "transfer.json": transfer}
 
-    finding = concluded(Fidelity(), 2, tmp_path, tables)
+    finding = conclude(Fidelity(), 2, tmp_path, tables)
     assert finding.verdict is Verdict.PASS
     assert measured(finding, "what the transfer costs") == "× 3.0"
     assert measured(finding, "episodes until within") == "2, 8"  # 0.06/4 and 1.5/64 are below 1.2 · 0.02
@@ -198,7 +198,7 @@ def test_the_working_day(tmp_path: Path) -> None:
         }
         return {"episodes.csv": columns, **{f"records/{m:06d}.safetensors": record for m in parameters["marks"]}}
 
-    finding = concluded(Deployment(), 1, tmp_path, tables)
+    finding = conclude(Deployment(), 1, tmp_path, tables)
     assert finding.verdict is Verdict.PASS
     assert measured(finding, "total time over robot time") == "1.100 (2.75 h for 2.50 h)"
     assert oil_after(0.0, 1 / 1800) == pytest.approx(30.0)

@@ -194,7 +194,7 @@ class _Fields:
     def text(self, name: str) -> str:
         value = self.take(name)
         if not isinstance(value, str):
-            raise _WrongField(f"{self.prefix}{name} is {_shown(value)}, but must be text")
+            raise _WrongField(f"{self.prefix}{name} is {_shorten(value)}, but must be text")
         return value
 
     def number(self, name: str) -> float:
@@ -206,7 +206,7 @@ class _Fields:
     def items(self, name: str) -> list[Any]:
         value = self.take(name)
         if not isinstance(value, list):
-            raise _WrongField(f"{self.prefix}{name} is {_shown(value)}, but must be a list")
+            raise _WrongField(f"{self.prefix}{name} is {_shorten(value)}, but must be a list")
         return value
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
@@ -221,7 +221,7 @@ def _read(fields: _Fields) -> RobotDescription:
     positions = len(spec.layout.position)
     kinds: dict[Any, Kind] = {kind: kind for kind in get_args(Kind)}
     if (kind := fields.text("kind")) not in kinds:
-        raise _WrongField(f"kind is {_shown(kind)}, but must be one of {', '.join(kinds)}")
+        raise _WrongField(f"kind is {_shorten(kind)}, but must be one of {', '.join(kinds)}")
     angles = tuple(_whole(entry, "angles", 0) for entry in fields.items("angles"))
     if any(entry >= spec.layout.num_measured for entry in angles):
         raise _WrongField(f"angles names entry {max(angles)}, but there are {spec.layout.num_measured} measurements")
@@ -254,22 +254,22 @@ def _number(value: Any, name: str) -> float:
             return float(value)
     except OverflowError:  # a whole number of hundreds of digits
         pass
-    raise _WrongField(f"{name} is {_shown(value)}, but must be a finite number")
+    raise _WrongField(f"{name} is {_shorten(value)}, but must be a finite number")
 
 
 def _whole(value: Any, name: str, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-        raise _WrongField(f"{name} is {_shown(value)}, but must be a whole number from {least} on")
+        raise _WrongField(f"{name} is {_shorten(value)}, but must be a whole number from {least} on")
     return value
 
 
 def _numbers(values: Any, name: str, count: int) -> tuple[float, ...]:
     if not isinstance(values, list) or len(values) != count:
-        raise _WrongField(f"{name} is {_shown(values)}, but must list {count} numbers")
+        raise _WrongField(f"{name} is {_shorten(values)}, but must list {count} numbers")
     return tuple(_number(value, name) for value in values)
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a very large number"
     return text if len(text) <= 60 else f"{text[:57]}…"
 

@@ -71,8 +71,8 @@ class Prior:
         """What a run that is resumed started from, as it was kept."""
         weights = None
         if config.init_from is not None:
-            weights = _kept(run, WEIGHTS, asdict(config.init_from))
-        kept = [_kept(run, _file(i), asdict(log)) for i, log in enumerate(config.data)]
+            weights = _load_data(run, WEIGHTS, asdict(config.init_from))
+        kept = [_load_data(run, _file(i), asdict(log)) for i, log in enumerate(config.data)]
         taken = tuple(Transitions(**arrays) for arrays in kept)
         return Prior(config.init_from, weights, config.data, taken)
 
@@ -204,7 +204,7 @@ def _file(number: int) -> str:
     return f"{number + 1:06d}.safetensors"
 
 
-def _kept(run: RunFolder, name: str, expected: dict) -> Arrays:
+def _load_data(run: RunFolder, name: str, expected: dict) -> Arrays:
     arrays, info = run.load_data(name)
     if info != expected:
         raise UserError(f"{run.path / 'data' / name} is not what {run.path / 'config.json'} says the run started from.")

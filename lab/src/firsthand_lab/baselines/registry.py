@@ -111,7 +111,7 @@ PEERS = {
 }
 
 
-def chosen(names: str) -> list[Peer]:
+def select_peers(names: str) -> list[Peer]:
     """The peers of a comma-separated list, ours first; an unknown one is answered with all there are."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:

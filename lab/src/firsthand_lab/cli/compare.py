@@ -56,12 +56,12 @@ class Compare:
         from firsthand.robots.user_file import approve_robot
 
         from ..baselines.compare import PeerComparison, PeerStudy
-        from ..baselines.registry import chosen
+        from ..baselines.registry import select_peers
         from ..baselines.setup import plant_and_task
         from ..experiments.base import Size
         from ..experiments.run import default_folder
 
-        peers = chosen(self.peers)
+        peers = select_peers(self.peers)
         if self.episodes < 1:
             raise UserError(f"episodes is {self.episodes}, but must be at least 1.")
         check_runner(self.seeds, self.workers, self.on, self.address)

@@ -32,7 +32,7 @@ class Display:
             speed_estimate_period=600,
         )
         self._rows: dict[str, Any] = {}
-        self._kept: list[str] = []
+        self._finished_before: list[str] = []
         self._done: dict[str, float] = {}
         self._total = self._at_start = 0.0
         self._all: Any = None
@@ -48,7 +48,7 @@ class Display:
 
     def finished_before(self, study: Study, job: Job) -> None:
         """A job was finished by an earlier call."""
-        self._kept.append(f"{study.experiment.name}/{job.name}")
+        self._finished_before.append(f"{study.experiment.name}/{job.name}")
 
     def borrowed(self, study: Study, job: Job) -> None:
         """A job's data was found in a neighbouring folder."""
@@ -56,8 +56,8 @@ class Display:
 
     def plan(self, jobs: list[Job]) -> None:
         """These jobs will be run."""
-        if self._kept:
-            notify(f"Kept from an earlier call: {len(self._kept)} finished job{'s' if len(self._kept) > 1 else ''}.")
+        if count := len(self._finished_before):
+            notify(f"Kept from an earlier call: {count} finished job{'s' if count > 1 else ''}.")
         self._total = sum(job.steps * job.weight for job in jobs)
         self._began = self._said = time.monotonic()
         if self.live and jobs:
@@ -118,6 +118,6 @@ class Display:
         self._remove(job)
         notify(f"{study.experiment.name}/{job.name}: failed: {why}")
 
-    def concluded(self, study: Study, finding: Finding) -> None:
+    def show_finding(self, study: Study, finding: Finding) -> None:
         """All jobs of an experiment are done."""
         notify(f"{study.experiment.name}: {finding.verdict.value}; written: {study.path / 'finding.md'}")

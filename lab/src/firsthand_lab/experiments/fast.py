@@ -111,7 +111,7 @@ class Fast(Experiment):
             for condition in CONDITIONS
         }
         oracle = shipped_oracle()
-        rows, numbers = judged(runs, oracle, size)
+        rows, numbers = judge_runs(runs, oracle, size)
         verdicts = [row.verdict for row in rows if row.verdict is not None]
         met = sum(v is Verdict.PASS for v in verdicts)
         text = (
@@ -192,7 +192,7 @@ def recoveries(result: Result) -> list[tuple[float, float]]:
     return found
 
 
-def judged(
+def judge_runs(
     runs: dict[str, list[Result]], oracle: tuple[float, float] | None, size: Size
 ) -> tuple[list[Comparison], dict[str, Any]]:
     """The rows of the finding, and its numbers."""
@@ -298,7 +298,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
     from .learning import known_or_nan, write_rows
 
-    config, task, plant_at = prepared(parameters)
+    config, task, plant_at = prepare(parameters)
     path = folder / files.CHECKPOINT / "run"
     kept = folder / files.CHECKPOINT / "marks.json"
     robot = SimulatedRobot(plant_at(1), task, seed=config.seed)
@@ -328,7 +328,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     write_rows(folder / "marks.csv", marks.rows)
 
 
-def prepared(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
+def prepare(parameters: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Configuration, task, and the plant at an episode; episode 0 is the plant without faults and payload."""
     from firsthand.plants.sensors import Sensors, sense
     from firsthand.robots.registry import ROBOTS
@@ -379,11 +379,11 @@ class Marks:
     def test(self) -> None:
         """Test the policies now if this is a mark without a row."""
         if self.trainer.episode in self.marks and not self._has(self.trainer.episode):
-            self.rows.append(tested(self.trainer, self.plant))
+            self.rows.append(measure_policies(self.trainer, self.plant))
             files.write_json(self.path, self.rows)
 
 
-def tested(trainer: Any, plant: Any) -> dict[str, Any]:
+def measure_policies(trainer: Any, plant: Any) -> dict[str, Any]:
     """The newest and the kept policy on fresh random references and on the shapes."""
     from firsthand.evaluation import evaluate, tracking_metrics
     from firsthand.robots.simulated import SimulatedRobot

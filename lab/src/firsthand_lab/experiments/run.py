@@ -42,7 +42,7 @@ def carry_out(studies: list[Study], make_pool: Callable[[int], Pool], display: D
         for study in studies:
             if study.experiment.name not in findings and all(study.finished(job) for job in study.jobs):
                 findings[study.experiment.name] = study.conclude()
-                display.concluded(study, findings[study.experiment.name])
+                display.show_finding(study, findings[study.experiment.name])
 
     conclude()
     if todo:

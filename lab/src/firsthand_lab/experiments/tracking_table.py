@@ -67,11 +67,11 @@ class TrackingTable(Experiment):
                 values = _row(data, speed)
                 add(f"ours, {name} preset", speed, values)
                 where = "random references" if np.isnan(speed) else f"shapes at {100 * speed:.0f} cm/s"
-                rows.append(Comparison(f"{name} preset, {where}", _shown(values), "–"))
+                rows.append(Comparison(f"{name} preset, {where}", _cell(values), "–"))
         for approach, values in PAPER_TABLE_1.items():
             add(f"published: {approach}", np.nan, values)
         for approach in EARLIER:
-            published = _shown(PAPER_TABLE_1[approach])
+            published = _cell(PAPER_TABLE_1[approach])
             if approach not in rebuilt:
                 add(f"{approach}, rebuilt", np.nan, (np.nan,) * 5)
                 rows.append(Comparison(f"{approach}, rebuilt here", UNMEASURED, published))
@@ -81,7 +81,7 @@ class TrackingTable(Experiment):
                 add(f"{approach}, rebuilt", speed, values)
                 where = "random references" if np.isnan(speed) else f"shapes at {100 * speed:.0f} cm/s"
                 rows.append(
-                    Comparison(f"{approach}, rebuilt here, {where}", _shown(values), published if speed == 0.5 else "–")
+                    Comparison(f"{approach}, rebuilt here, {where}", _cell(values), published if speed == 0.5 else "–")
                 )
         best = {p: _row(data, speeds[-1]) for p, data in presets.items()}
         random = {p: _row(data, np.nan) for p, data in presets.items()}
@@ -89,8 +89,8 @@ class TrackingTable(Experiment):
         what = "v avg, v max (cm/s), mean, max error (cm), ρ (s)"
         harder = Verdict.of(best["paper"][4] <= 1.1 * PAPER[4], size)
         rows = [
-            Comparison(f"{what}, random references", _shown(random["paper"]), _shown(PAPER), verdict),
-            Comparison("the same on the shapes at the highest speed", _shown(best["paper"]), _shown(PAPER), harder),
+            Comparison(f"{what}, random references", _cell(random["paper"]), _cell(PAPER), verdict),
+            Comparison("the same on the shapes at the highest speed", _cell(best["paper"]), _cell(PAPER), harder),
             *rows,
         ]
         return Finding(
@@ -112,7 +112,7 @@ def _row(table: dict[str, np.ndarray], speed: float) -> tuple[float, ...]:
     return tuple(float(np.median(table[name][at])) for name in COLUMNS)
 
 
-def _shown(values: tuple[float, ...]) -> str:
+def _cell(values: tuple[float, ...]) -> str:
     average, most, mean, largest, rho = values
     return f"{100 * average:.1f}, {100 * most:.1f}, {100 * mean:.1f}, {100 * largest:.1f}, {rho:.2f}"
 

@@ -57,7 +57,7 @@ def perform(folder: Path, report: Report) -> None:
     if not (folder / files.DONE).exists():
         job = read_job(folder)
         atomic.remove_temporary_files(folder)
-        if not _kept(folder):
+        if not _has_checkpoint(folder):
             _clear(folder)
         module, _, function = job.runner.partition(":")
         version = noted_version(folder, job.runner)  # before it runs: the files may be others when it ends
@@ -73,7 +73,7 @@ def perform(folder: Path, report: Report) -> None:
     shutil.rmtree(folder / files.CHECKPOINT, ignore_errors=True)
 
 
-def _kept(folder: Path) -> bool:
+def _has_checkpoint(folder: Path) -> bool:
     """Whether there is a checkpoint to go on from."""
     checkpoint = folder / files.CHECKPOINT
     return checkpoint.is_dir() and any(path.name != STARTS for path in checkpoint.iterdir())

@@ -150,14 +150,14 @@ class Agent:
     def snapshot(self) -> dict[str, np.ndarray]:
         """Everything that is needed to go on, as named arrays that a safetensors file can hold."""
         # Copies, because updates reuse the memory of the state they replace.
-        arrays = {name: np.array(array) for name, array in pytrees.to_arrays(self._kept()).items()}
+        arrays = {name: np.array(array) for name, array in pytrees.to_arrays(self._progress()).items()}
         return arrays | {f"replay.{name}": array for name, array in self._replay.to_arrays().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Go on from a snapshot of an agent with the same settings, sizes and seed."""
         replay = {name[len("replay.") :]: array for name, array in arrays.items() if name.startswith("replay.")}
         others = {name: array for name, array in arrays.items() if not name.startswith("replay.")}
-        kept = pytrees.from_arrays(self._kept(), others)
+        kept = pytrees.from_arrays(self._progress(), others)
         if kept["seed"] != self.seed or kept["episode_length"] != self.episode_length:
             raise UserError(
                 f"the snapshot is of an agent with the seed {kept['seed']} and episodes of {kept['episode_length']} "
@@ -170,7 +170,7 @@ class Agent:
     def _rng(self, purpose: int, count: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose, count])
 
-    def _kept(self) -> dict[str, Any]:
+    def _progress(self) -> dict[str, Any]:
         return {
             "state": self._state,
             "mean": self.mean,

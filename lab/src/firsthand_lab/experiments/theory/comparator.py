@@ -24,7 +24,7 @@ RATE, RATE_END = 5e-4, 0.05
 BATCH = 20
 
 
-def improved(
+def improve_policy(
     plant: AbstractPlant,
     task: Task,
     policy: Policy,

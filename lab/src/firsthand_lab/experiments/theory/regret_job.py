@@ -13,11 +13,11 @@ from firsthand.training.data import as_rollout
 
 from .. import files
 from ..base import Report
-from .comparator import improved
+from .comparator import improve_policy
 from .gradients import Starts, trajectory_starts
 from .measured import gradient_report, loop_report, model_report
 from .model_regret import fitted_loss
-from .setup import Kept, make_group, settings_of
+from .setup import GroupProgress, make_group, settings_of
 from .shift import transitions, variation_bound
 
 
@@ -26,7 +26,7 @@ def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     base = settings_of(parameters)
     group = make_group({**parameters, "seeds": [parameters["seed"]] * len(parameters["etas"])})
     group.settings = stack_settings([base.with_changes({"policy_step.eta": eta}) for eta in parameters["etas"]])
-    kept = Kept(folder, group)
+    progress = GroupProgress(folder, group)
     learners = range(len(parameters["etas"]))
     while group.episode < parameters["episodes"]:
         before, now = group.state, group.snapshot()["robot"][0]
@@ -54,12 +54,12 @@ def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
                 row["loss_best"] = float(fitted_loss(new.dynamics, rollout, key=key, steps=parameters["refit"]))
             row |= model_report(old.dynamics, new.dynamics, rollout)
             data = transitions(rollout, group.task.spec.layout.num_measured)
-            last = kept.columns["data"][-1][i] if "data" in kept.columns else data
+            last = progress.columns["data"][-1][i] if "data" in progress.columns else data
             row["shift"], row["shift_error"] = variation_bound(last, data) if group.episode > 1 else (0.0, 0.0)
             rows.append((row, data, flattened(starts.plant, len(record.starts))))
         names = sorted({name for row, _, _ in rows for name in row} | set(LOOP))
-        kept.columns["data"] = []  # only the newest episode's is needed
-        kept.add(
+        progress.columns["data"] = []  # only the newest episode's is needed
+        progress.add(
             {
                 **metrics,
                 **{f"row.{n}": np.asarray([row.get(n, np.nan) for row, _, _ in rows]) for n in names},
@@ -70,7 +70,7 @@ def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             }
         )
         report(group.episode, f"cost {np.mean(metrics['cost']):.3f}")
-    columns = kept.stacked()
+    columns = progress.stack_columns()
     hindsight = np.stack([_hindsight(group, columns, i, parameters["improve"], report) for i in learners], axis=1)
     table = {name: value for name, value in columns.items() if value.ndim == 2}
     episodes, count = hindsight.shape
@@ -106,7 +106,7 @@ def _hindsight(group: Any, columns: dict[str, np.ndarray], index: int, steps: in
         jnp.asarray(states.reshape(episodes * trajectories, -1)),
     )
     paths = jnp.asarray(references.reshape(episodes * trajectories, *references.shape[2:]))
-    _, costs = improved(
+    _, costs = improve_policy(
         group.plant,
         group.task,
         group.policy(index),

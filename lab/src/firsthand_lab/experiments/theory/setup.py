@@ -58,7 +58,7 @@ def make_group(parameters: dict[str, Any], plant: AbstractPlant | None = None) -
     )
 
 
-class Kept:
+class GroupProgress:
     """A group's progress in a job's folder: its state now and then, and columns with an entry per episode."""
 
     def __init__(self, folder: Path, group: Together, every: int = 10) -> None:
@@ -78,7 +78,7 @@ class Kept:
         if self.group.episode % self.every == 0:
             self.save()
 
-    def stacked(self) -> dict[str, np.ndarray]:
+    def stack_columns(self) -> dict[str, np.ndarray]:
         """Every column with a leading axis of episodes."""
         return {name: np.stack(values) for name, values in self.columns.items()}
 
@@ -95,7 +95,7 @@ class Kept:
             files.write_arrays(self._episode(number), arrays)
         snapshot = self.group.snapshot()
         del snapshot["buffer"]
-        columns = {f"column.{name}": array for name, array in self.stacked().items()}
+        columns = {f"column.{name}": array for name, array in self.stack_columns().items()}
         files.write_arrays(self._state, {**to_arrays({"group": snapshot}), **columns})
         self.safe, self._records = self.group.episode, []
 

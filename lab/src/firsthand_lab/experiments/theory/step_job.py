@@ -18,18 +18,18 @@ from firsthand.training.data import as_rollout
 
 from .. import files
 from ..base import Report
-from .setup import Kept, make_group
+from .setup import GroupProgress, make_group
 
 
 def measure(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Leaves learning.csv, a row per seed and episode, and sweep.csv, a row per seed, α, ε and norm."""
     group = make_group(parameters)
-    kept = Kept(folder, group, every=1)
+    progress = GroupProgress(folder, group, every=1)
     while group.episode < parameters["episodes"]:
         metrics = group.run_episode()
-        kept.add({name: metrics[name] for name in ("gradient_norm", "step_norm")})
+        progress.add({name: metrics[name] for name in ("gradient_norm", "step_norm")})
         report(group.episode, f"‖∇‖ {np.mean(metrics['gradient_norm']):.2f}")
-    columns = kept.stacked()
+    columns = progress.stack_columns()
     episodes, seeds = columns["step_norm"].shape
     files.write_csv(
         folder / "learning.csv",

@@ -177,14 +177,10 @@ class RunFolder:
     def load_episode(self, episode: int) -> tuple[Arrays, dict[str, Any]]:
         """The arrays and the info of one episode."""
         path = self._episode_path(episode)
-        try:
-            return packed.unpack(path.read_bytes())
-        except FileNotFoundError as error:
-            raise UserError(f"{self.path} has no episode {episode}: {path} does not exist.") from error
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
-        except DamagedFile as error:
-            raise UserError(f"{path} is damaged: {error}.") from error
+        found = _read_arrays(path)
+        if found is None:
+            raise UserError(f"{self.path} has no episode {episode}: {path} does not exist.")
+        return found
 
     def episodes(self) -> list[int]:
         """The numbers of the stored episodes, in order."""
@@ -271,15 +267,7 @@ class RunFolder:
 
     def load_evaluation(self, episode: int) -> tuple[Arrays, dict[str, Any]] | None:
         """The arrays and the info of a stored evaluation; None where the policy of this episode has none."""
-        path = self._evaluation_path(episode)
-        try:
-            return packed.unpack(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
-        except DamagedFile as error:
-            raise UserError(f"{path} is damaged: {error}.") from error
+        return _read_arrays(self._evaluation_path(episode))
 
     # What the run started from.
 
@@ -307,14 +295,7 @@ class RunFolder:
 
     def load_best(self) -> tuple[Arrays, dict[str, Any]] | None:
         """The best policy so far; None when there is none yet."""
-        try:
-            return packed.unpack(self._best_path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise UserError(f"cannot read {self._best_path}: {atomic.cause(error)}.") from error
-        except DamagedFile as error:
-            raise UserError(f"{self._best_path} is damaged: {error}.") from error
+        return _read_arrays(self._best_path)
 
     # Inside.
 
@@ -416,6 +397,18 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(config, dict) or not isinstance(provenance, dict):
         raise UserError(f"{file} is damaged: 'config' and 'provenance' must be objects.")
     return config, provenance
+
+
+def _read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
+    """The arrays and the info of a file; None where it does not exist, `UserError` where it cannot be used."""
+    try:
+        return packed.unpack(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
+    except DamagedFile as error:
+        raise UserError(f"{path} is damaged: {error}.") from error
 
 
 def _numbers(folder: Path) -> list[int]:

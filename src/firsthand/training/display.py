@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from ..console import console, notify
+from ..console import console, notify, progress_columns
 from ..units import duration, unit_of
 from .callbacks import Callback, EpisodeSummary
 from .config import TrainingConfig
@@ -35,13 +35,7 @@ class TrainingDisplay(Callback):
         self.config, self.folder, self.unit = config, folder, unit_of(unit)
         self.live = console.is_terminal
         self.progress = _TwoLines(
-            TextColumn("episode"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TimeElapsedColumn(),
-            TextColumn("·"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            *progress_columns((TextColumn("episode"), MofNCompleteColumn())),
             console=console,
             speed_estimate_period=600,
         )

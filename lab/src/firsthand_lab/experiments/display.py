@@ -3,9 +3,9 @@
 import time
 from typing import Any, Self
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn
 
-from firsthand.console import console, notify
+from firsthand.console import console, notify, progress_columns
 
 from .base import Finding, Job
 from .study import Study
@@ -20,14 +20,10 @@ class Display:
     def __init__(self) -> None:
         self.live = console.is_terminal
         self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("·"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            *progress_columns(
+                (TextColumn("{task.description}"),),
+                (TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.fields[note]}")),
+            ),
             console=console,
             speed_estimate_period=600,
         )

@@ -80,11 +80,12 @@ def test_a_payload_changes_the_plant_as_if_the_robot_had_been_made_with_it() -> 
 
 
 def test_nobody_asks_a_robot_for_its_class() -> None:
-    """No isinstance, hasattr or getattr of a robot anywhere in the package."""
+    """No isinstance, hasattr or getattr of a robot anywhere; the door alone asks what kind of thing it was given."""
     asks = re.compile(r"(isinstance|hasattr|getattr)\((self\.|trainer\.|self\._trainer\.)?(robot|made), (?!str)")
     found = [
         f"{path}:{number}"
         for path in Path(firsthand.__file__).parent.rglob("*.py")
+        if path.name != "_api.py"
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if asks.search(line)
     ]

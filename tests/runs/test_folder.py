@@ -32,7 +32,7 @@ def run(tmp_path: Path):
 def test_config_json_has_format_config_and_provenance(run: RunFolder) -> None:
     content = json.loads((run.path / "config.json").read_text())
     assert list(content) == ["format", "config", "provenance"]
-    assert content["format"] == 1
+    assert content["format"] == 2
     assert content["config"]["learner"] == {"eta": 0.5, "layers": [64, 64]}
     assert float(content["config"]["limit"]) == math.inf
     assert content["provenance"] == PROVENANCE
@@ -95,8 +95,8 @@ def test_a_place_without_permission(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", "is damaged: it is not JSON"),
         ("[]", "has no field 'format'"),
         ('{"name": "some other program"}', "has no field 'format'"),
-        ('{"format": 2}', "has the format 2, and this version of firsthand reads 1"),
-        ('{"format": 1, "config": 3}', "'config' and 'provenance' must be objects"),
+        ('{"format": 1}', "has the format 1, and this version of firsthand reads 2"),
+        ('{"format": 2, "config": 3}', "'config' and 'provenance' must be objects"),
     ],
 )
 def test_open_says_what_is_wrong(tmp_path: Path, content, sentence: str) -> None:

@@ -6,8 +6,8 @@ firsthand train examples/reacher.py:task --episodes 30
 import gymnasium
 import numpy as np
 
+import firsthand as fh
 from firsthand.robots.delay import DelayedCommands
-from firsthand.robots.gymnasium import GymnasiumTask
 from firsthand.tasks import paths
 from firsthand_onboard import PlanarChain, PlanarJoint
 
@@ -33,7 +33,7 @@ def shapes(speed):
     }
 
 
-task = GymnasiumTask(
+task = fh.GymnasiumTask(
     name="reacher",
     env=lambda: DelayedCommands(gymnasium.make("Reacher-v5"), steps=3),
     observe=joints,

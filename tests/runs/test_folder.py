@@ -91,7 +91,7 @@ def test_a_place_without_permission(tmp_path: Path) -> None:
     [
         (None, "is not a run: it has no config.json"),
         ("", "is damaged: it is not JSON"),
-        ('{"format": 1, "config', "is damaged: it is not JSON"),
+        ('{"format": 2, "config', "is damaged: it is not JSON"),
         (b"\xff\xfe\x00", "is damaged: it is not JSON"),
         ("[]", "has no field 'format'"),
         ('{"name": "some other program"}', "has no field 'format'"),

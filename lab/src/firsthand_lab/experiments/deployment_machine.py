@@ -6,6 +6,7 @@ plays it in a process of its own.
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 
 from firsthand.plants.excavator import ExcavatorPressure
@@ -37,7 +38,8 @@ class WorkingExcavator(MachinePlant):
         seed: str = "0",
     ) -> None:
         oil = oil_after(float(elapsed_s), float(warming_rate))
-        plant = ExcavatorPressure(warming_rate=float(warming_rate), oil_temperature_c=oil, working_oil_c=WARM_C)
+        rate, now, warm = (jnp.asarray(value, float) for value in (float(warming_rate), oil, WARM_C))
+        plant = ExcavatorPressure(warming_rate=rate, oil_temperature_c=now, working_oil_c=warm)
         made = excavator_task(**tuples(json.loads(task)))
         sensors = Sensors(noise=(*(float(position_noise),) * 4, *(float(velocity_noise),) * 4))
         super().__init__(sense(plant, sensors.for_entries(made.spec.layout.measured)), made, seed=int(seed))

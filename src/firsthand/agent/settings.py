@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 from ..errors import UserError
@@ -349,7 +350,7 @@ class Settings:
         """Whether the policy is ever refined; without imagined trajectories it is not."""
         return self.refinement.steps > 0 and self.imagination.trajectories > 0
 
-    @property
+    @cached_property
     def imagined_trajectories(self) -> int:
         """How many imagined trajectories an episode's update may need."""
         few = self.imagination.trajectories

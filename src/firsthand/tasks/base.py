@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -76,12 +77,12 @@ class Task:
         """The robot's name."""
         return self.spec.robot
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """H, steps per trajectory."""
         return self.spec.reference.steps
 
-    @property
+    @cached_property
     def episode_s(self) -> float:
         """Robot time of one episode in seconds."""
         return self.trajectories * self.steps * self.spec.period_s

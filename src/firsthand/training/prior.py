@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import equinox as eqx
@@ -52,7 +53,7 @@ class Prior:
         """Transitions in all."""
         return sum(len(one.states) for one in self.taken)
 
-    @property
+    @cached_property
     def has_seen_motion(self) -> bool:
         """Whether the model knows motion already, so that the first episodes need no random commands."""
         return bool(self.rows) or (self.init is not None and self.init.takes_model)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..runs import atomic, plain
+from ..runs import atomic
 
 FORMAT = 1
 FOLDER, REQUESTS, STATUS, EVENTS = "control", "requests", "status.json", "events.jsonl"
@@ -177,7 +177,7 @@ def publish(run: str | os.PathLike[str], status: Status) -> None:
     """Replace the status in one step. Not flushed to the disk: after a power failure it means nothing anyway."""
     path = folder_of(run) / STATUS
     temporary = path.with_name(f".{STATUS}.{os.getpid():08x}.tmp")
-    content = plain.values({"format": FORMAT, **asdict(status)}, nonfinite="null")
+    content = atomic.plain_values({"format": FORMAT, **asdict(status)}, nonfinite="null")
     temporary.write_text(json.dumps(content, allow_nan=False), "utf-8")
     os.replace(temporary, path)
 
@@ -219,7 +219,7 @@ def _sound(content: Mapping[str, Any]) -> bool:
 def append_event(run: str | os.PathLike[str], event: Event) -> None:
     """Add a line. A line counts when its newline is there; what a crash tore off is cut here."""
     path = folder_of(run) / EVENTS
-    line = json.dumps(plain.values(asdict(event), nonfinite="null"), allow_nan=False) + "\n"
+    line = json.dumps(atomic.plain_values(asdict(event), nonfinite="null"), allow_nan=False) + "\n"
     with path.open("a+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size:

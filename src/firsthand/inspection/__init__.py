@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..runs import atomic, packed, plain
+from ..runs import atomic, packed
 from .excitation import excite as excite
 from .inspection import Inspection as Inspection
 from .inspection import conclude as conclude
@@ -23,7 +23,7 @@ def write_inspection(inspection: Inspection, folder: Path) -> Path:
     }
     saved = {name: save(figure) for name, figure in drawn.items()}
     atomic.make_folder(folder)
-    atomic.write_json(folder / "inspection.json", plain.values(inspection.as_dict(), nonfinite="null"))
+    atomic.write_json(folder / "inspection.json", atomic.plain_values(inspection.as_dict(), nonfinite="null"))
     info = {"kind": "inspection", "robot": inspection.robot, "period_s": inspection.spec.period_s}
     atomic.write_bytes(folder / "recording.safetensors", packed.pack(inspection.recording.arrays(), info))
     for name, (png, svg) in saved.items():

@@ -2,20 +2,29 @@
 
 A file is written under a temporary name in the same folder, flushed to the disk, and renamed over the old
 one; then the folder itself is flushed, because a rename is durable only when the folder is.
+
+`MetricsFile` grows by whole lines, `WriterLock` keeps a second writer out, and `plain_values` turns values into what
+JSON can hold.
 """
 
 import contextlib
 import errno
+import fcntl
 import json
+import math
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from firsthand.errors import UserError
-from firsthand.runs import plain
+
+Nonfinite = Literal["null", "text", "keep"]
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
@@ -79,8 +88,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """`write_bytes` for plain values, as JSON that any reader accepts: ±∞ and NaN become text (see `plain`)."""
-    write_text(path, json.dumps(plain.values(value, nonfinite="text"), indent=2, allow_nan=False) + "\n")
+    """`write_bytes` for plain values, as JSON that any reader accepts: ±∞ and NaN become text (see `plain_values`)."""
+    write_text(path, json.dumps(plain_values(value, nonfinite="text"), indent=2, allow_nan=False) + "\n")
 
 
 def write_all(handle: int, data: bytes) -> None:
@@ -151,3 +160,175 @@ def _remove_quietly(path: Path) -> None:
     """The error that led here is the one to report, not a second one."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
+
+
+def plain_values(value: Any, *, nonfinite: Nonfinite, where: str = "") -> Any:
+    """`value` made of dict, list, str, int, float, bool and None only.
+
+    NumPy and JAX scalars and arrays become numbers and lists, tuples become lists, paths become text, and an
+    `Enum` member becomes its name. JSON has no ±∞ and no NaN; `nonfinite` says what becomes of them:
+
+    - "null": None. For metrics, where plotting tools expect a number or nothing.
+    - "text": "inf", "-inf" or "nan", which `float()` reads back. For configurations, where ∞ may be meant.
+    - "keep": as they are, for Python's own reader. For what has to come back exactly.
+
+    `where` is the dotted name of `value`, for the message when it cannot be stored.
+    """
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return _number(float(value), nonfinite)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{where or 'the dictionary'} has the key {key!r}; JSON keys are strings")
+        return {
+            key: plain_values(item, nonfinite=nonfinite, where=f"{where}.{key}".lstrip("."))
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain_values(item, nonfinite=nonfinite, where=f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            return plain_values(array.tolist(), nonfinite=nonfinite, where=where)
+    raise TypeError(f"{where or 'the value'} is a {type(value).__name__}, which JSON cannot hold")
+
+
+def _number(value: float, nonfinite: Nonfinite) -> float | str | None:
+    if math.isfinite(value) or nonfinite == "keep":
+        return value
+    return str(value) if nonfinite == "text" else None
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object per line and episode, appended.
+
+    A line counts when its newline is there. What follows the last newline was torn off by a crash.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, metrics: Mapping[str, Any]) -> None:
+        """Add a line and flush it to the disk. ±∞ and NaN are stored as null, which JSON can hold.
+
+        When the disk is full the file is left as it was.
+        """
+        if not isinstance(metrics.get("episode"), int):
+            raise ValueError("metrics need the field 'episode', an int")
+        line = json.dumps(plain_values(metrics, nonfinite="null"), allow_nan=False).encode() + b"\n"
+        try:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                size = self._drop_torn_tail(handle)
+                try:
+                    write_all(handle, line)
+                    os.fsync(handle)
+                except BaseException:
+                    os.ftruncate(handle, size)
+                    raise
+            finally:
+                os.close(handle)
+            if size == 0:
+                sync(self.path.parent)
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {cause(error)}.") from error
+
+    def read(self) -> list[dict[str, Any]]:
+        """Every whole line, oldest first; an empty list when nothing was written yet."""
+        return [metrics for _, metrics in self._lines(self._data())]
+
+    def truncate(self, after_episode: int) -> None:
+        """Drop the lines of later episodes, and a torn tail, in one step that cannot be seen half done."""
+        data = self._data()
+        kept = b"".join(line for line, metrics in self._lines(data) if metrics["episode"] <= after_episode)
+        if kept != data:
+            write_bytes(self.path, kept)
+
+    def _data(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise UserError(f"cannot read {self.path}: {cause(error)}.") from error
+
+    def _lines(self, data: bytes) -> list[tuple[bytes, dict[str, Any]]]:
+        lines = data.split(b"\n")[:-1]
+        parsed = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                metrics = json.loads(line)
+                valid = isinstance(metrics, dict) and isinstance(metrics.get("episode"), int)
+            except ValueError:
+                valid = False
+            if not valid:
+                raise UserError(
+                    f"line {number} of {self.path} is damaged; remove that line. Curves then lack its episode, and a "
+                    "resumed run no longer counts it in the guard's usual error and in what proves the kept policy."
+                )
+            parsed.append((line + b"\n", metrics))
+        return parsed
+
+    @staticmethod
+    def _drop_torn_tail(handle: int) -> int:
+        """Cut what follows the last newline, so that the next line starts on its own. Returns the size."""
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            size = os.pread(handle, size, 0).rfind(b"\n") + 1
+            os.ftruncate(handle, size)
+        return size
+
+
+class WriterLock:
+    """One writer per run: an exclusive `flock` on a file that also says which process holds it.
+
+    The lock belongs to the open file, so it dies with the process that holds it. The file stays when the lock is
+    released: removing it would let a second process lock a new file of the same name while a third still waits on the
+    old one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._handle is not None
+
+    def acquire(self) -> None:
+        """Take the lock, or say at once who has it. Taking it twice is fine."""
+        if self.held:
+            return
+        try:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise UserError(f"cannot open {self._path}: {cause(error)}.") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            write_all(handle, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+            os.close(handle)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                who = f"process {holder}" if holder.isdigit() else "another process"
+                raise UserError(
+                    f"{self._path.parent} is being written by {who}; wait for it to end, or stop it."
+                ) from error
+            raise UserError(f"cannot lock {self._path}: {cause(error)}.") from error
+        self._handle = handle
+
+    def release(self) -> None:
+        """Give the lock back. Releasing what is not held is fine."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from firsthand.errors import UserError
-from firsthand.runs import atomic, packed, plain
-from firsthand.runs.lock import WriterLock
-from firsthand.runs.metrics import MetricsFile
+from firsthand.runs import atomic, packed
+from firsthand.runs.atomic import MetricsFile, WriterLock
 from firsthand.runs.packed import Arrays, DamagedFile
 
 FORMAT = 2
@@ -136,7 +135,7 @@ class RunFolder:
         `ignore` lists dotted fields that may differ; naming a group ignores everything in it.
         """
         stored = dict(_fields(self.config))
-        given = dict(_fields(plain.values(config, nonfinite="text")))
+        given = dict(_fields(atomic.plain_values(config, nonfinite="text")))
         for name in [*given, *(name for name in stored if name not in given)]:
             if any(name == field or name.startswith(field + ".") for field in ignore):
                 continue

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from firsthand.runs import plain
+from firsthand.runs import atomic
 
 Arrays = dict[str, np.ndarray]
 
@@ -67,7 +67,7 @@ def pack(arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> bytes:
         # safetensors copies memory as it lies, so anything but C order would be stored wrongly. (Not
         # `ascontiguousarray`: it turns a scalar into a vector.)
         ready[name] = np.asarray(array, order="C")
-    info_text = json.dumps(plain.values(dict(info), nonfinite="keep", where="info"))
+    info_text = json.dumps(atomic.plain_values(dict(info), nonfinite="keep", where="info"))
     entry = json.dumps({"sha256": _digest(ready, info_text), "info": info_text})
     specs = {
         name: safetensors.TensorSpec(

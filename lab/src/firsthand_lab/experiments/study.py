@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from firsthand.errors import UserError
 from firsthand.runs import atomic, provenance
-from firsthand.runs.lock import WriterLock
+from firsthand.runs.atomic import WriterLock
 
 from . import files, worker
 from .base import Experiment, Finding, Job, Result, Size

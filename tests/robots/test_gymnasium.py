@@ -1,5 +1,6 @@
 """A Gymnasium environment as a robot: it reports what happened, also when it ends early, fails or goes blind."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from firsthand.agent import Buffer, append
 from firsthand.errors import UserError
 from firsthand.evaluation import can_go_back, evaluate, tracking_metrics
-from firsthand.models import Policy
+from firsthand.models import Controller, Dynamics, Observer, Policy
 from firsthand.plants.sensors import Sensors
 from firsthand.robots import EpisodeRecord
 from firsthand.robots.base import EpisodeAbandoned
@@ -561,3 +562,22 @@ def test_a_simulation_is_closed_too_and_gets_no_command_more():
     robot.run_episode(policy_of(robot), np.full((2, 1), 0.5))
     robot.close()
     assert (len(log), log[-1]) == (2 * 12 + 1, "closed")
+
+
+def test_a_policy_with_an_observer_sees_its_estimate_and_begins_anew_after_a_reset():
+    """With the register as its observer everything is as without; a lazy one sees something else."""
+    plain, observed, lazy = (robot_of(cart_task()) for _ in range(3))
+    policy = policy_of(plain)
+    register = Observer.register(Dynamics.random(policy.spec, (4,), key=jax.random.key(0)))
+    slow = dataclasses.replace(register, parameters=register.parameters._replace(gain=0.5 * register.parameters.gain))
+    goals = np.asarray([[0.4], [-0.3], [0.2]], np.float32)
+    without = plain.run_episode(policy, goals)
+    record = observed.run_episode(Controller(policy, register), goals)
+    for name in ("starts", "measured", "commands", "references"):
+        np.testing.assert_allclose(getattr(record, name)[:1], getattr(without, name)[:1], atol=1e-4)
+    assert without.restarts is None
+    np.testing.assert_array_equal(record.restarts, np.zeros((3, 2)))
+    other = lazy.run_episode(Controller(policy, slow), goals)
+    assert np.abs(other.starts[1, :2] - other.measured[1, 0]).max() > 1e-3  # the estimate goes on
+    np.testing.assert_allclose(other.references[:, 0, 0], other.measured[:, 0, 0], atol=1e-6)
+    assert len(lazy.follow(Controller(policy, slow), lazy.task.evaluation(0.3))) > 0

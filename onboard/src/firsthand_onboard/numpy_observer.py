@@ -150,6 +150,10 @@ class NumpyObserver:
         """Begin a motion, or go on after a pause, with the newest measurement of a plain state vector."""
         self.begin(start_motion(self.spec, register).state)
 
+    def shift(self, by: np.ndarray) -> None:
+        """Count every remembered measurement from elsewhere, as an angle from another turn."""
+        self._blocks += by
+
     @property
     def carry(self) -> ObserverState:
         """A copy of what is carried from step to step."""

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from firsthand_onboard import ControlSpec
 
 from ..errors import UserError
-from ..models import Policy
+from ..models import Controller, Policy
 from ..plants.base import AbstractPlant
 from ..tasks.base import EvaluationReference, Task
 from .description import RobotDescription, RobotFile
@@ -26,7 +26,8 @@ class EpisodeRecord:
     """What a robot reports of N trajectories: raw, as numpy arrays, so that it can be kept and replayed."""
 
     starts: Float[np.ndarray, "trajectories state"]
-    """The state vector at the start of each trajectory (it carries the command memory)."""
+    """The state vector at the start of each trajectory (it carries the command memory); an observer's estimate of it
+    where one ran."""
     measured: Float[np.ndarray, "trajectories steps_and_last measured"]
     """y_0 … y_H."""
     commands: Float[np.ndarray, "trajectories steps commands"]
@@ -39,6 +40,8 @@ class EpisodeRecord:
     """Steps that happened."""
     truth: Float[np.ndarray, "trajectories steps_and_last measured"] | None = None
     """What exact sensors would have shown, where that is known: errors are counted on it, nothing learns from it."""
+    restarts: Float[np.ndarray, "trajectories measured"] | None = None
+    """How often the observer restarted each entry from its measurement; None where none ran."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The record as named arrays, for a file."""
@@ -64,6 +67,7 @@ class EpisodeRecord:
             "references": (count, max(steps, points), spec.num_outputs),
             "free": (count, steps, layout.num_commands),
             "truth": (count, steps + 1, layout.num_measured),
+            "restarts": (count, layout.num_measured),
         }
         for name, array in self.arrays().items():
             wanted = expected.get(name, array.shape)
@@ -72,21 +76,27 @@ class EpisodeRecord:
 
     @staticmethod
     def complete(
-        starts: Any, measured: Any, commands: Any, references: Any, truth: Any | None = None
+        starts: Any,
+        measured: Any,
+        commands: Any,
+        references: Any,
+        truth: Any | None = None,
+        restarts: Any | None = None,
     ) -> "EpisodeRecord":
         """A record in which every step happened and every command was the policy's own."""
         starts, measured, commands, references = (
             np.asarray(part, np.float32) for part in (starts, measured, commands, references)
         )
         free = np.ones(commands.shape, bool)
-        true = None if truth is None else np.asarray(truth, np.float32)
-        return EpisodeRecord(starts, measured, commands, references, free, free[..., 0].copy(), true)
+        true, restarted = (None if part is None else np.asarray(part, np.float32) for part in (truth, restarts))
+        return EpisodeRecord(starts, measured, commands, references, free, free[..., 0].copy(), true, restarted)
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, np.ndarray]) -> "EpisodeRecord":
         """The record from named arrays; others are ignored."""
-        required = {name: arrays[name] for name in EpisodeRecord.__dataclass_fields__ if name != "truth"}
-        return EpisodeRecord(**required, truth=arrays.get("truth"))
+        optional = ("truth", "restarts")
+        required = {name: arrays[name] for name in EpisodeRecord.__dataclass_fields__ if name not in optional}
+        return EpisodeRecord(**required, truth=arrays.get("truth"), restarts=arrays.get("restarts"))
 
 
 def preview_indices(spec: ControlSpec, steps: int) -> np.ndarray:
@@ -176,13 +186,14 @@ class AbstractRobot(ABC):
     @abstractmethod
     def run_episode(
         self,
-        policy: Policy,
+        policy: Policy | Controller,
         goals: Float[np.ndarray, "trajectories goal"],
         excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
     ) -> EpisodeRecord:
         """Visit the goals one after the other under the policy; each trajectory starts where the last one ended.
 
-        `excitation` is added to the policy's commands, inside their limits.
+        With an observer the policy sees its estimate, which begins with the episode and after each pause; references
+        are built from measurements all the same. `excitation` is added to the policy's commands, inside their limits.
         """
 
     @abstractmethod
@@ -199,7 +210,9 @@ class AbstractRobot(ABC):
         return self.play(commands), np.asarray(commands, np.float32)
 
     @abstractmethod
-    def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
+    def follow(
+        self, policy: Policy | Controller, references: tuple[EvaluationReference, ...]
+    ) -> tuple[EpisodeRecord, ...]:
         """Follow each reference from rest at its start. Leaves the robot as it was."""
 
     @abstractmethod

@@ -9,13 +9,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float
 
-from firsthand_onboard import ControlSpec, NumpyPolicy
+from firsthand_onboard import ControlSpec, NumpyController, NumpyObserver
 from firsthand_onboard.features import initial_state, measured_part, next_state, preview_points
 from firsthand_onboard.kinematics import output_of_positions, tracked_output
 from firsthand_onboard.references import PEAK_OF_QUINTIC, build_reference, quintic_blend
 
 from ..errors import UserError
-from ..models import Policy
+from ..models import Controller, Policy, as_controller
 from ..plants.sensors import Sensors
 from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord, neutral
@@ -72,16 +72,18 @@ class Trajectory:
     def __init__(
         self,
         start: Float[np.ndarray, " state"],
+        measured: Float[np.ndarray, " measured"],
         true: Float[np.ndarray, " measured"],
         points: Float[np.ndarray, "points outputs"],
         spec: ControlSpec,
     ) -> None:
         steps = len(points) - spec.preview[-1]
         self.start, self.points, self.done = start, points, 0
-        self.measured = np.repeat(measured_part(spec.layout, start)[None], steps + 1, axis=0)
+        self.measured = np.repeat(measured[None], steps + 1, axis=0)
         self.truth = np.repeat(true[None], steps + 1, axis=0)
         self.commands = np.repeat(neutral(spec)[None], steps, axis=0)
         self.valid: Bool[np.ndarray, " steps"] = np.zeros(steps, bool)
+        self.restarts: Float[np.ndarray, " measured"] | None = None
 
     def add(
         self,
@@ -110,6 +112,7 @@ def as_record(trajectories: Sequence[Trajectory], *, knows_truth: bool) -> Episo
         free=np.ones(commands.shape, bool),
         valid=stacked("valid"),
         truth=stacked("truth") if knows_truth else None,
+        restarts=stacked("restarts") if all(t.restarts is not None for t in trajectories) else None,
     )
 
 
@@ -123,6 +126,7 @@ class Driver:
         self.env = environment.make()
         self.space = self.env.action_space
         self.state = self.true = np.zeros(0, np.float32)
+        self._observer: NumpyObserver | None = None
         self._sensing = None if sensors is None else Sensing(sensors, seed)
         try:
             self.reset(seed)
@@ -134,6 +138,21 @@ class Driver:
     def close(self) -> None:
         """Give the environment back."""
         self._call("close()", self.env.close)
+
+    def watch(self, observer: NumpyObserver | None) -> None:
+        """Let an observer follow the robot; its motion begins here, and anew where the robot is put somewhere."""
+        self._observer = observer
+        if observer is not None:
+            observer.start_motion(self.state)
+
+    @property
+    def seen(self) -> Float[np.ndarray, " state"]:
+        """What the policy sees: the observer's estimate, or the state vector where there is none."""
+        return self.state if self._observer is None else self._observer.state
+
+    def begin(self, points: Float[np.ndarray, "points outputs"]) -> Trajectory:
+        """A trajectory that begins here."""
+        return Trajectory(self.seen.copy(), self.measured(), self.true, points, self.spec)
 
     def rest(self) -> None:
         """One neutral command, so that the robot is not left with the last one."""
@@ -164,6 +183,7 @@ class Driver:
             measured = self._sensing.start(measured)
         self.state = initial_state(self.spec.layout, measured, neutral(self.spec))
         self.turn_back()
+        self.watch(self._observer)
 
     def turn_back(self) -> None:
         """Count angles from the turn nearest to the middle of their limits, also in what is remembered."""
@@ -179,6 +199,8 @@ class Driver:
             state = self.state.copy()
             state[: layout.command_start] += np.tile(shift, 1 + layout.measurement_memory)
             self.state, self.true = state, self.true + shift
+            if self._observer is not None:
+                self._observer.shift(shift)
             if self._sensing is not None:
                 self._sensing.shift(shift)
 
@@ -206,6 +228,8 @@ class Driver:
         if self._sensing is not None:
             measured = self._sensing.advance(measured)
         self.state = next_state(self.spec.layout, self.state, command, measured)
+        if self._observer is not None:
+            self._observer.observe(command, measured)
         return Outcome.ENDED if terminated or truncated else Outcome.GOING
 
     def _measure(self, observation: Any) -> Float[np.ndarray, " measured"]:
@@ -302,7 +326,7 @@ class GymnasiumRobot(AbstractRobot):
 
     def run_episode(
         self,
-        policy: Policy,
+        policy: Policy | Controller,
         goals: Float[np.ndarray, "trajectories goal"],
         excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
     ) -> EpisodeRecord:
@@ -316,15 +340,16 @@ class GymnasiumRobot(AbstractRobot):
         finally:
             self._rest()
 
-    def _visit(self, policy: Policy, goals: np.ndarray, excitation: np.ndarray | None) -> EpisodeRecord:
-        driver, run = self.driver, numpy_policy(policy)
+    def _visit(self, policy: Policy | Controller, goals: np.ndarray, excitation: np.ndarray | None) -> EpisodeRecord:
+        driver, run = self.driver, as_controller(policy).for_robot()
+        driver.watch(run.observer)
         trajectories: list[Trajectory] = []
         for i, goal in enumerate(goals):
-            if self.before_trajectory is not None and self._failure is None:
-                self.before_trajectory()
+            if self.before_trajectory is not None and self._failure is None and self.before_trajectory():
+                driver.watch(run.observer)
             driver.turn_back()
             points = build_reference(self.task.spec, driver.measured(), goal.astype(np.float32)).astype(np.float32)
-            trajectory = Trajectory(driver.state, driver.true, points, self.task.spec)
+            trajectory = driver.begin(points)
             trajectories.append(trajectory)
             if self._failure is not None:
                 continue
@@ -356,7 +381,9 @@ class GymnasiumRobot(AbstractRobot):
                 break
         return measured
 
-    def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
+    def follow(
+        self, policy: Policy | Controller, references: tuple[EvaluationReference, ...]
+    ) -> tuple[EpisodeRecord, ...]:
         """In an environment of its own, seeded the same every time, so that training goes on undisturbed.
 
         The robot is placed at the start where the environment allows it. Elsewhere the policy leads it there from a
@@ -366,7 +393,8 @@ class GymnasiumRobot(AbstractRobot):
         if self.hardware:
             self.close()
         driver = Driver(self.environment, self.task.spec, seed=0, sensors=self.sensors)
-        run = numpy_policy(policy)
+        run = as_controller(policy).for_robot()
+        driver.watch(run.observer)
         try:
             return tuple(self._follow_one(driver, run, reference) for reference in references)
         finally:
@@ -377,18 +405,19 @@ class GymnasiumRobot(AbstractRobot):
             finally:
                 driver.close()
 
-    def _follow_one(self, driver: Driver, run: NumpyPolicy, reference: EvaluationReference) -> EpisodeRecord:
+    def _follow_one(self, driver: Driver, run: NumpyController, reference: EvaluationReference) -> EpisodeRecord:
         spec = self.task.spec
         driver.reset(0)
         if not driver.place(np.asarray(reference.start, float)):
             for _ in range(MAX_APPROACHES):
                 points = approach(spec, driver.measured(), reference)
-                if track(driver, run, Trajectory(driver.state, driver.true, points, spec)) is Outcome.GOING:
+                if track(driver, run, driver.begin(points)) is Outcome.GOING:
                     break
                 driver.reset()
         driver.turn_back()
+        driver.watch(run.observer)
         points = np.concatenate([reference.points, np.repeat(reference.points[-1:], spec.preview[-1], axis=0)])
-        trajectory = Trajectory(driver.state, driver.true, points.astype(np.float32), spec)
+        trajectory = driver.begin(points.astype(np.float32))
         outcome = track(driver, run, trajectory)
         if outcome is not Outcome.GOING:
             self.cuts[outcome] += 1
@@ -413,27 +442,25 @@ class GymnasiumRobot(AbstractRobot):
         """Nothing to go back to."""
 
 
-def numpy_policy(policy: Policy) -> NumpyPolicy:
-    """The policy as it runs on a machine."""
-    return NumpyPolicy(policy.spec, [(np.asarray(weight), np.asarray(bias)) for weight, bias in policy.layers])
-
-
 def track(
     driver: Driver,
-    run: NumpyPolicy,
+    run: NumpyController,
     trajectory: Trajectory,
     excitation: Float[np.ndarray, "steps commands"] | None = None,
 ) -> Outcome:
     """Follow the trajectory's reference to its end, or to where the environment cuts it; how the last step went."""
-    spec = driver.spec
+    spec, observer = driver.spec, run.observer
+    before = 0 if observer is None else observer.restarts.copy()
     low, high = (np.asarray(v, np.float32) for v in (spec.limits.command_low, spec.limits.command_high))
     for k in range(len(trajectory.valid)):
-        command = run(driver.state, preview_points(spec, trajectory.points, k))
+        command = run.policy(driver.seen, preview_points(spec, trajectory.points, k))
         if excitation is not None:
             command = np.clip(command + excitation[k].astype(np.float32), low, high)
         outcome = driver.step(command)
         if outcome is not Outcome.NOT_FINITE:
             trajectory.add(command, driver.measured(), driver.true)
+        if observer is not None:
+            trajectory.restarts = (observer.restarts - before).astype(np.float32)
         if outcome is not Outcome.GOING:
             return outcome
     return Outcome.GOING

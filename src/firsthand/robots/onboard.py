@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from firsthand_onboard import NumpyPolicy
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import Homing, HomingController
 from firsthand_onboard.loop import Executor, Trajectory
 from firsthand_onboard.timing import LockStep
 
 from ..errors import UserError
-from ..models import Policy
+from ..models import Controller, Policy, as_controller
 from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord
 
@@ -39,7 +38,7 @@ class OnboardRobot(AbstractRobot):
     pauses_between_trajectories = True
 
     @abstractmethod
-    def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
+    def execute(self, kind: str, policy: Policy | Controller | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
         """Let the executor do something: `visit` goals, `follow` a reference, `play` commands."""
 
     @abstractmethod
@@ -48,7 +47,7 @@ class OnboardRobot(AbstractRobot):
 
     def run_episode(
         self,
-        policy: Policy,
+        policy: Policy | Controller,
         goals: Float[np.ndarray, "trajectories goal"],
         excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
     ) -> EpisodeRecord:
@@ -74,7 +73,9 @@ class OnboardRobot(AbstractRobot):
         done = self.execute("play", None, {"commands": np.asarray(commands, np.float32)}, 1)[0]
         return np.asarray(done["measured"], np.float32), np.asarray(done["commands"], np.float32)
 
-    def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
+    def follow(
+        self, policy: Policy | Controller, references: tuple[EvaluationReference, ...]
+    ) -> tuple[EpisodeRecord, ...]:
         """Each reference from its start: a simulation is put there, a machine goes there under the policy.
 
         A machine is left where the last reference ended; it cannot be put back.
@@ -87,7 +88,7 @@ class OnboardRobot(AbstractRobot):
             records.append(as_record(self.execute("follow", policy, {"reference": held}, 1)))
         return tuple(records)
 
-    def _approach(self, policy: Policy, reference: EvaluationReference) -> None:
+    def _approach(self, policy: Policy | Controller, reference: EvaluationReference) -> None:
         if self.can_reset:
             self.place(np.asarray(reference.start, np.float32))
             return
@@ -130,17 +131,12 @@ def set_authority(robot: AbstractRobot, share: float | None) -> None:
 def as_record(trajectories: Sequence[Arrays]) -> EpisodeRecord:
     """Trajectories of an executor as training wants them."""
     names = {"start": "starts", "reference": "references"}
+    fields = ["start", "measured", "commands", "reference", "free", "valid"]
+    if all("restarts" in trajectory for trajectory in trajectories):
+        fields.append("restarts")
     return EpisodeRecord(
-        **{
-            names.get(name, name): np.stack([np.asarray(t[name]) for t in trajectories])
-            for name in ("start", "measured", "commands", "reference", "free", "valid")
-        }
+        **{names.get(name, name): np.stack([np.asarray(t[name]) for t in trajectories]) for name in fields}
     )
-
-
-def policy_layers(policy: Policy) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The policy's weights as numpy."""
-    return [(np.asarray(weight, np.float32), np.asarray(bias, np.float32)) for weight, bias in policy.layers]
 
 
 class ExecutorRobot(OnboardRobot):
@@ -169,20 +165,21 @@ class ExecutorRobot(OnboardRobot):
         if self.homing is not None:
             _unless_stopped(self.executor.home(self.homing, self.authority))
 
-    def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
+    def execute(self, kind: str, policy: Policy | Controller | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
         """At once, in this thread."""
-        runs = None if policy is None else NumpyPolicy(self.task.spec, policy_layers(policy))
+        runs, observer = (None, None) if policy is None else as_controller(policy).for_robot()
+        self.executor.forget_estimate()
         done = []
         for i in range(count):
-            if self.before_trajectory is not None and kind == "visit":
-                self.before_trajectory()
+            if self.before_trajectory is not None and kind == "visit" and self.before_trajectory():
+                self.executor.forget_estimate()
             if runs is None:
                 trajectory = self.executor.play(arrays["commands"], self.authority)
             elif kind == "follow":
-                trajectory = self.executor.follow(runs, arrays["reference"], None, self.authority)
+                trajectory = self.executor.follow(runs, arrays["reference"], None, self.authority, observer=observer)
             else:
                 extra = arrays["excitation"][i] if "excitation" in arrays else None
-                trajectory = self.executor.visit(runs, arrays["goals"][i], extra, self.authority)
+                trajectory = self.executor.visit(runs, arrays["goals"][i], extra, self.authority, observer)
             done.append(_unless_stopped(trajectory).arrays())
         return done
 

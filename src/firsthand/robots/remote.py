@@ -24,10 +24,10 @@ from firsthand_onboard.network import LinkError, Security, VersionMismatch, chec
 
 from ..console import notify
 from ..errors import UserError
-from ..models import Policy
+from ..models import Controller, Policy, as_controller
 from ..tasks import Task
 from .base import EpisodeAbandoned
-from .onboard import FIRST_AUTHORITY, Arrays, OnboardRobot, policy_layers
+from .onboard import FIRST_AUTHORITY, Arrays, OnboardRobot
 from .source import RobotSource
 
 PATIENCE_S = 600.0
@@ -192,7 +192,7 @@ class RemoteRobot(OnboardRobot):
 
         self._until_it_works(place)
 
-    def execute(self, kind: str, policy: Policy | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
+    def execute(self, kind: str, policy: Policy | Controller | None, arrays: Arrays, count: int) -> Sequence[Arrays]:
         """Ask, collect, and ask again from the start when it was interrupted; after a pause only for what is left."""
         done: list[Arrays] = []
         found: dict[int, Arrays] = {}
@@ -281,7 +281,7 @@ class RemoteRobot(OnboardRobot):
         return self._until_it_works(lambda: bool(self._connect().about["can_reset"]))
 
     def _attempt(
-        self, kind: str, policy: Policy | None, arrays: Arrays, count: int, found: dict[int, Arrays]
+        self, kind: str, policy: Policy | Controller | None, arrays: Arrays, count: int, found: dict[int, Arrays]
     ) -> Sequence[Arrays]:
         self._wait_for_home()
         client = self._arm()
@@ -327,10 +327,8 @@ class RemoteRobot(OnboardRobot):
             if self.arrived is not None:
                 self.arrived(index, message.arrays)
 
-    def _send_policy(self, policy: Policy) -> str:
-        arrays = {}
-        for i, (weight, bias) in enumerate(policy_layers(policy)):
-            arrays[f"policy.{i}.weight"], arrays[f"policy.{i}.bias"] = weight, bias
+    def _send_policy(self, policy: Policy | Controller) -> str:
+        arrays = as_controller(policy).arrays()
         digest = policy_digest(arrays)
         connection = self._connect()
         if digest != connection.known_policy:

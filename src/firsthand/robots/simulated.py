@@ -11,31 +11,40 @@ from jaxtyping import Float, PRNGKeyArray
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import initial_state, measured_part, next_state
+from firsthand_onboard.observer import observe, start_motion
 from firsthand_onboard.references import build_reference
 
-from ..models import Policy
+from ..models import Controller, Policy
 from ..plants.base import AbstractPlant
 from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord, neutral, preview_indices
 
 
 def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, excitation=None, *, key: PRNGKeyArray):
-    """Follow one reference. `start` is (plant state, state vector); returns the end, and y, u, truth at every step."""
+    """Follow one reference. `start` is (plant state, state vector); returns the end, and y, u, truth at every step.
+
+    With an observer, start and end have its `ObserverState` as a third part; without that it begins a motion here.
+    """
+    policy, observer = _split(policy)
+    if observer is not None and len(start) == 2:
+        start = (*start, start_motion(spec, start[1]))
     low, high = jnp.asarray(spec.limits.command_low), jnp.asarray(spec.limits.command_high)
     steps = points.shape[0] - spec.preview[-1]
     previews = points[preview_indices(spec, steps)]
 
     def step(carry, inputs):
-        plant_state, state = carry
+        plant_state, state, *estimate = carry
         preview, step_key, extra = inputs
-        command = policy(state, preview)
+        command = policy(estimate[0].state if estimate else state, preview)
         if extra is not None:
             command = jnp.clip(command + extra, low, high)
         dynamics_key, sensor_key = jax.random.split(step_key)
         plant_state = plant.step(plant_state, command, key=dynamics_key)
         measured = plant.measure(plant_state, key=sensor_key)
         state = next_state(spec.layout, state, command, measured)
-        return (plant_state, state), (measured, command, plant.truth(plant_state))
+        if observer is not None:
+            estimate = [observe(spec, observer.parameters, observer.settings, estimate[0], command, measured)]
+        return (plant_state, state, *estimate), (measured, command, plant.truth(plant_state))
 
     inputs = (previews, jax.random.split(key, steps), excitation)
     end, (measured, commands, truth) = jax.lax.scan(step, start, inputs)
@@ -53,17 +62,29 @@ def at_rest(plant: AbstractPlant, spec: ControlSpec, position, *, key: PRNGKeyAr
 def run_trajectories(plant: AbstractPlant, policy, spec: ControlSpec, start, goals, excitation, key: PRNGKeyArray):
     """One trajectory after the other, each from where the last ended.
 
-    Returns the end, and starts, y, u, references and truth of every trajectory.
+    Returns the end, and starts, y, u, references and truth of every trajectory; with an observer also how often it
+    restarted each entry. The observer begins with the first trajectory; the starts are its estimates.
     """
+    observer = _split(policy)[1]
 
     def trajectory(carry, inputs):
         goal, extra, trajectory_key = inputs
-        first = carry[1]
-        points = build_reference(spec, measured_part(spec.layout, first), goal)
+        first = carry
+        points = build_reference(spec, measured_part(spec.layout, first[1]), goal)
         carry, measured, commands, truth = track(plant, policy, spec, carry, points, extra, key=trajectory_key)
-        return carry, (first, measured, commands, points, truth)
+        if observer is None:
+            return carry, (first[1], measured, commands, points, truth)
+        return carry, (first[2].state, measured, commands, points, truth, carry[2].restarts - first[2].restarts)
 
-    return jax.lax.scan(trajectory, start, (goals, excitation, jax.random.split(key, goals.shape[0])))
+    if observer is not None:
+        start = (*start, start_motion(spec, start[1]))
+    end, played = jax.lax.scan(trajectory, start, (goals, excitation, jax.random.split(key, goals.shape[0])))
+    return end[:2], played
+
+
+def _split(policy):
+    """Policy, and observer or None."""
+    return (policy.policy, policy.observer) if isinstance(policy, Controller) else (policy, None)
 
 
 _episode = eqx.filter_jit(run_trajectories)
@@ -129,7 +150,7 @@ class SimulatedRobot(AbstractRobot):
 
     def run_episode(
         self,
-        policy: Policy,
+        policy: Policy | Controller,
         goals: Float[np.ndarray, "trajectories goal"],
         excitation: Float[np.ndarray, "trajectories steps commands"] | None = None,
     ) -> EpisodeRecord:
@@ -148,7 +169,9 @@ class SimulatedRobot(AbstractRobot):
         )
         return np.concatenate([before[None], np.asarray(measured, np.float32)])
 
-    def follow(self, policy: Policy, references: tuple[EvaluationReference, ...]) -> tuple[EpisodeRecord, ...]:
+    def follow(
+        self, policy: Policy | Controller, references: tuple[EvaluationReference, ...]
+    ) -> tuple[EpisodeRecord, ...]:
         """All references at once, padded to the longest; the padding is cut off again."""
         spec = self.task.spec
         longest = max(len(r.points) for r in references) + spec.preview[-1]

@@ -1,0 +1,82 @@
+"""A policy with an observer on every kind of robot: the estimates are those that the record's measurements give."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from firsthand.models import Controller, Dynamics, Observer, Policy
+from firsthand.plants.probes import DelayedDoubleIntegrator
+from firsthand.robots.base import EpisodeRecord
+from firsthand.robots.simulated import SimulatedRobot
+from firsthand_onboard import NumpyObserver
+from firsthand_onboard.observer import ObserverSettings, begin, observe
+
+GOALS = np.array([[0.5], [-0.4], [0.2]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def task(make_probe_task):
+    return make_probe_task(
+        measured=2, command_memory=1, steps=12, preview=(1,), command_limit=1.0, length_scale=0.3, change_weight=0.1
+    )
+
+
+@pytest.fixture(scope="module")
+def controller(task) -> Controller:
+    """A lively policy, and an observer that is not the register."""
+    dynamics = Dynamics.random(task.spec, (8,), key=jax.random.key(1))
+    register = Observer.register(dynamics)
+    parameters = register.parameters._replace(gain=0.6 * register.parameters.gain, scale=jnp.full(2, 0.05))
+    observer = dataclasses.replace(register, parameters=parameters)
+    return Controller(Policy.random(task.spec, key=jax.random.key(2), last_gain=1.0), observer)
+
+
+def assert_estimates(controller: Controller, record: EpisodeRecord) -> None:
+    """The estimates of consecutive trajectories, rebuilt from what was measured, meet the recorded starts."""
+    observer, spec = controller.observer, controller.spec
+    assert observer is not None
+    np.testing.assert_allclose(record.starts[0, :2], record.measured[0, 0], atol=1e-6)
+    step = jax.jit(lambda carry, u, y: observe(spec, observer.parameters, observer.settings, carry, u, y))
+    carry = begin(spec, jnp.asarray(record.starts[0]))
+    for i in range(len(record.starts)):
+        np.testing.assert_allclose(carry.state, record.starts[i], atol=1e-5)
+        for command, measured in zip(record.commands[i], record.measured[i, 1:], strict=True):
+            carry = step(carry, jnp.asarray(command), jnp.asarray(measured))
+    assert record.restarts is not None
+    np.testing.assert_array_equal(record.restarts.sum(axis=0), carry.restarts)
+
+
+def test_the_register_as_an_observer_changes_nothing(task, controller):
+    register = Observer.register(Dynamics.random(task.spec, (8,), key=jax.random.key(1)))
+    plain = SimulatedRobot(DelayedDoubleIntegrator(), task).run_episode(controller.policy, GOALS)
+    same = SimulatedRobot(DelayedDoubleIntegrator(), task).run_episode(Controller(controller.policy, register), GOALS)
+    for name in ("starts", "measured", "commands", "references"):
+        np.testing.assert_allclose(getattr(plain, name), getattr(same, name), atol=1e-5)
+    assert plain.restarts is None
+
+
+def test_a_simulated_robot_with_an_observer(task, controller):
+    robot = SimulatedRobot(DelayedDoubleIntegrator(), task)
+    before = jax.tree.structure(robot.snapshot())
+    record = robot.run_episode(controller, GOALS)
+    assert_estimates(controller, record)
+    np.testing.assert_array_equal(record.measured[1:, 0], record.measured[:-1, -1])
+    np.testing.assert_array_equal(robot.measured(), record.measured[-1, -1])
+    np.testing.assert_allclose(record.references[:, 0, 0], record.measured[:, 0, 0], atol=1e-6)  # from measurements
+    assert jax.tree.structure(robot.snapshot()) == before
+    followed = robot.follow(controller, task.evaluation(task.evaluation_speed))
+    assert [len(record.commands[0]) for record in followed] == [7, 12]
+
+
+def test_a_controller_is_stored_and_read_back(task, controller):
+    found = Controller.from_arrays(task.spec, controller.arrays())
+    assert eqx.tree_equal(found, controller)
+    bare = Controller.from_arrays(task.spec, controller.policy.arrays())
+    assert bare.observer is None
+    on_robot = controller.for_robot()
+    assert isinstance(on_robot.observer, NumpyObserver)
+    assert on_robot.observer.settings == ObserverSettings.of(task.spec)

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from firsthand.models import Controller, Dynamics, Observer, Policy
+from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.plants.probes import DelayedDoubleIntegrator
 from firsthand.robots.base import EpisodeRecord
+from firsthand.robots.onboard import ExecutorRobot
 from firsthand.robots.simulated import SimulatedRobot
+from firsthand.robots.simulated_machine import LockStepMachine, make_plant
+from firsthand.tasks import excavator_task
 from firsthand_onboard import NumpyObserver
+from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.observer import ObserverSettings, begin, observe
 
 GOALS = np.array([[0.5], [-0.4], [0.2]], np.float32)
@@ -80,3 +85,22 @@ def test_a_controller_is_stored_and_read_back(task, controller):
     on_robot = controller.for_robot()
     assert isinstance(on_robot.observer, NumpyObserver)
     assert on_robot.observer.settings == ObserverSettings.of(task.spec)
+
+
+def test_the_executor_estimates_as_the_compiled_simulation_does():
+    """The excavator with an observer: numpy step by step, and one compiled call."""
+    task = excavator_task(steps=25)
+    register = Observer.register(Dynamics.random(task.spec, (16, 16), key=jax.random.key(1)))
+    scale = 0.5 * jnp.asarray(task.spec.scales.change_scale)
+    parameters = register.parameters._replace(gain=0.6 * register.parameters.gain, scale=scale)
+    observer = dataclasses.replace(register, parameters=parameters)
+    controller = Controller(Policy.random(task.spec, key=jax.random.key(2), last_gain=0.3), observer)
+    machine = LockStepMachine(make_plant("excavator"))
+    machine.reset(np.asarray(task.home))
+    compiled = SimulatedRobot(ExcavatorFlow(), task)
+    goals = task.sample_goals(np.random.default_rng(0), compiled.measured(), 2)
+    executor = ExecutorRobot(machine, task, GateLimits.wide(task.spec))
+    expected, found = (robot.run_episode(controller, goals) for robot in (compiled, executor))
+    for name in ("starts", "measured", "commands", "references", "restarts"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-5)
+    assert np.abs(found.starts[1, :8] - found.measured[1, 0]).max() > 1e-4  # an estimate, not the register

@@ -31,10 +31,10 @@ dashboard: $(PAGE_READY)
 	$(BIN)/firsthand dashboard $(RUN)
 
 test: $(TEST_READY)
-	scripts/check.sh -n 2
+	scripts/check.sh -n 2 --dist worksteal
 
 test-slow: $(TEST_READY)
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: $(TEST_READY)
 	$(BIN)/ruff check .

@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-# Compiled fast, not fast code: the tests compile more than they compute. Read when JAX first computes. The tests of the
-# command line run it as users do.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+# Compiled fast, not fast code: the tests compile more than they compute. XLA's fusion emitters take three times as long
+# as the older ones. Read when JAX first computes. The tests of the command line run it as users do.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 
 import jax
 import numpy as np

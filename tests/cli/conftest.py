@@ -30,10 +30,12 @@ PATIENCE = 600
 """Seconds after which a process counts as hanging; machines are slow when they are busy."""
 
 
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 ONE_CORE = (
-    "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); os.execv(sys.argv[1], sys.argv[1:])"
+    "import os, sys; cores = sorted(os.sched_getaffinity(0)); "
+    f"os.sched_setaffinity(0, {{cores[{WORKER} % len(cores)]}}); os.execv(sys.argv[1], sys.argv[1:])"
 )
-"""Runs a program on one core: then XLA has one thread, and gives the same bits every time."""
+"""Runs a program on one core, each test worker on its own: then XLA has one thread, and gives the same bits."""
 
 
 class Firsthand:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .robots import EpisodeRecord as EpisodeRecord
     from .robots.gymnasium import GymnasiumTask as GymnasiumTask
     from .tasks import Task as Task
-    from .training.callbacks import Callback as Callback
+    from .training.parts import Callback as Callback
     from .training.presets import PRESETS as PRESETS
     from .training.presets import preset as preset
     from .training.run import Run as Run
@@ -47,7 +47,7 @@ _PLACES = {
     "export_policy": "._api",
     "RunResult": "._api",
     "Run": ".training.run",
-    "Callback": ".training.callbacks",
+    "Callback": ".training.parts",
     "Settings": ".agent.settings",
     "PRESETS": ".training.presets",
     "preset": ".training.presets",

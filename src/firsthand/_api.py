@@ -19,8 +19,8 @@ from .robots.source import RobotSource
 from .runs import RunFolder, provenance
 from .training import Callback, FolderRecorder, MemoryRecorder, Trainer, TrainingConfig
 from .training import preset as find_preset
+from .training.parts import AbstractRecorder
 from .training.presets import EPISODES
-from .training.recorder import AbstractRecorder
 from .training.run import Run
 
 

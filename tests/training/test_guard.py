@@ -30,8 +30,8 @@ from firsthand.training.forecast import Forecast, forecast, interpolate
 from firsthand.training.guard import Guard, recall
 from firsthand.training.judgement import GuardSettings, GuardState, judge_episode
 from firsthand.training.learning import with_policy
+from firsthand.training.parts import AbstractControl, AbstractRequest, Outcome
 from firsthand.training.prior import Prior
-from firsthand.training.requests import AbstractControl, AbstractRequest, Outcome
 from firsthand_onboard.toy import toy_spec
 
 SETTINGS = GuardSettings()

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from firsthand.training.kept import PolicyKeeper, proof
+from firsthand.training.recorder import PolicyKeeper, proof
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from firsthand.errors import UserError
 from firsthand.robots import EpisodeRecord
-from firsthand.training.callbacks import EpisodeSummary
+from firsthand.training.parts import EpisodeSummary
 from firsthand.training.tensorboard import EventFiles
 
 

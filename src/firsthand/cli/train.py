@@ -178,7 +178,7 @@ class Train:
         """What looks at each new policy before it runs: a guard for a machine, and where somebody wants to be asked."""
         from ..training.approval import ask_by_file, ask_in_terminal
         from ..training.guard import Guard
-        from ..training.supervisor import NoSupervisor
+        from ..training.parts import NoSupervisor
 
         def stopped() -> bool:
             return stop.requested

@@ -15,7 +15,7 @@ from ..console import notify
 from ..errors import UserError, suggest
 from ..robots.base import EpisodeAbandoned
 from ..runs import atomic
-from .supervisor import Meanwhile
+from .parts import Meanwhile
 
 Approval = Callable[[str, Meanwhile], bool]
 """Shows the operator what is about to run, waits, and returns whether it may; `EpisodeAbandoned` where he stops."""

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ..console import console, notify, progress_columns
 from ..units import duration, unit_of
-from .callbacks import Callback, EpisodeSummary
 from .config import TrainingConfig
+from .parts import Callback, EpisodeSummary
 
 
 class _TwoLines(Progress):

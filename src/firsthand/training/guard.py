@@ -14,12 +14,10 @@ from ..robots import AbstractRobot, EpisodeRecord
 from ..tasks import Task
 from ..units import unit_of
 from .approval import Approval
-from .callbacks import EpisodeSummary
 from .data import as_rollout
 from .forecast import forecast, interpolate
 from .judgement import GuardSettings, GuardState, judge_metrics
-from .recorder import AbstractRecorder
-from .supervisor import AbstractSupervisor, Candidate, Decision, Meanwhile
+from .parts import AbstractRecorder, AbstractSupervisor, Candidate, Decision, EpisodeSummary, Meanwhile
 
 SHARES = (1.0, 0.5, 0.25)
 """How much of a policy's change is tried, one after the other, before the old policy is kept."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..robots.onboard import FIRST_AUTHORITY
 from .forecast import Forecast
-from .kept import MIN_VALID_SHARE
+from .recorder import MIN_VALID_SHARE
 
 USUAL_EPISODES = 5
 """What a new episode's error is compared with is the median of this many good episodes."""

@@ -1,7 +1,7 @@
-"""From what the robot did to a new model and a new policy: the data, and the learner's two updates."""
+"""From what the robot did to a new model and a new policy: the data, the learner's two updates, and their metrics."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,9 @@ from jaxtyping import Array, Bool, Float
 
 from ..agent import Agent, AgentState, Experience, LearnerState, Settings, Update, append
 from ..agent.buffer import Buffer, make_room
+from ..evaluation import tracking_metrics
 from ..models import Policy
-from ..robots import EpisodeRecord
+from ..robots import AbstractRobot, EpisodeRecord
 from ..tasks import Task
 from .data import as_rollout, prepare_experience
 from .health import closed_loop_growth
@@ -59,3 +60,49 @@ class Learner:
 def with_policy(state: LearnerState, policy: Policy) -> LearnerState:
     """The same learner with another policy, for which the model has predicted nothing."""
     return dataclasses.replace(state, policy=policy, expected_cost=jnp.full_like(state.expected_cost, jnp.nan))
+
+
+def episode_metrics(
+    episode: int, robot: AbstractRobot, record: EpisodeRecord, state: LearnerState, update: EpisodeUpdate
+) -> dict[str, Any]:
+    """A line of metrics.jsonl; docs/metrics.md explains each entry.
+
+    What the robot did, as far as its sensors can be believed, and what both updates made of it.
+
+    `state` is the learner's after the update.
+    """
+    # What a spike or a stuck sensor reports is not an error of the robot's. The truth has neither.
+    sound = dataclasses.replace(record, valid=np.asarray(update.valid))
+    tracking = tracking_metrics(robot.task.spec, (sound if record.truth is None else record,))
+    measured = tracking_metrics(robot.task.spec, (sound,)).measured_mean_error
+    policy, model = update.agent.policy, update.agent.model
+    return {
+        "episode": episode,
+        "robot_time_s": episode * robot.task.episode_s,
+        "tracking_error": tracking.mean_error,
+        "measured_tracking_error": measured,
+        "rms_error": tracking.rms_error,
+        "max_error": tracking.max_error,
+        "controller_loss": tracking.rms_error**2,
+        "cost": float(policy.cost),
+        "model_loss": float(model.loss),
+        "prediction_error": float(update.agent.prediction_error),
+        "closed_loop_growth": float(update.closed_loop_growth),
+        "gradient_norm": float(policy.step.gradient_norm),
+        "discount": float(policy.step.discount),
+        "step_norm": float(policy.step.step_norm),
+        "command_step": float(policy.step.command_step_norm),
+        "steps_taken": int(policy.steps_taken),
+        "predicted_cost": float(policy.predicted_cost),
+        "surprise": float(policy.surprise),
+        "deviation": float(policy.deviation),
+        "radius": float(state.radius),
+        "refined": bool(state.refinement.active),
+        "cg_iterations": int(policy.step.iterations),
+        "cg_residual": float(policy.step.relative_residual),
+        "update_accepted": bool(policy.step.accepted),
+        "refused_updates": int(state.refused),
+        "command_change": tracking.command_change,
+        "limit_hits": tracking.limit_hits,
+        "valid_share": float(sound.valid.mean()),
+    }

@@ -16,16 +16,24 @@ from ..errors import UserError
 from ..models import Policy
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeAbandoned
-from .callbacks import Callback, CallbackList, EpisodeSummary
 from .config import TrainingConfig
 from .data import plan_episode
-from .learning import Learner, with_policy
-from .metrics import episode_metrics
+from .learning import Learner, episode_metrics, with_policy
+from .parts import (
+    AbstractControl,
+    AbstractRecorder,
+    AbstractSupervisor,
+    Callback,
+    CallbackList,
+    Candidate,
+    Checkpoint,
+    EpisodeSummary,
+    NoControl,
+    NoSupervisor,
+)
 from .prior import Prior
-from .recorder import AbstractRecorder, Checkpoint, MemoryRecorder
-from .requests import AbstractControl, NoControl
+from .recorder import MemoryRecorder
 from .stopping import StopRequest
-from .supervisor import AbstractSupervisor, Candidate, NoSupervisor
 
 MAX_REFUSED_IN_A_ROW = 3
 """This many refused updates in a row stop the run."""

@@ -2,82 +2,59 @@
 
 import contextlib
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from firsthand_onboard import ControlSpec
 
-from ..agent import LearnerState
 from ..errors import UserError
 from ..models import Policy
 from ..robots import EpisodeRecord
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays, to_arrays
-from .callbacks import EpisodeSummary
-from .kept import KeptPolicy, PolicyKeeper, proofs
+from .parts import AbstractRecorder, Checkpoint, EpisodeSummary, KeptPolicy, Resumed
+
+PROOF_EPISODES = 3
+"""Episodes that a policy's proof looks at: its own and the ones before it."""
+
+MIN_VALID_SHARE = 0.5
+"""A policy is proven only by an episode of which more than this share was measured soundly."""
 
 
-class Checkpoint(NamedTuple):
-    """What a run goes on from after an episode."""
+def proof(errors: Sequence[float]) -> float:
+    """How well the last episode's policy is proven, given the errors of the episodes so far; the lower, the better.
 
-    learner: LearnerState
-    """The learner's state."""
-    robot: Any
-    """The robot's snapshot."""
-    chosen_on: str = ""
-    """The robot on which an operator has put the learner's policy in place; empty for a policy that was learned."""
-
-
-class Resumed(NamedTuple):
-    """Where a run was left."""
-
-    episode: int
-    """Episodes done."""
-    checkpoint: Checkpoint
-    """What to go on from."""
-    records: Iterable[EpisodeRecord]
-    """What the robot did in each episode, in order."""
-    notes: list[str]
-    """What the user should know about it."""
+    The larger of its own error and the mean over `PROOF_EPISODES` episodes. References differ in difficulty: one easy
+    episode proves little, unless the policies just before, which are much like it, did well too.
+    """
+    recent = [error for error in errors[-PROOF_EPISODES:] if math.isfinite(error)]
+    return max(errors[-1], float(np.mean(recent))) if recent else math.nan
 
 
-class AbstractRecorder(ABC):
-    """Keeps what a run must not lose."""
+def proofs(errors: Sequence[float], valid_shares: Sequence[float]) -> list[float]:
+    """The proof of each episode's policy; NaN where too little was measured."""
+    shares = enumerate(valid_shares)
+    return [proof(errors[: k + 1]) if share > MIN_VALID_SHARE else math.nan for k, share in shares]
 
-    started_on: str = ""
-    """Name of the robot that the run was started on; empty where it is not known."""
 
-    @property
-    @abstractmethod
-    def kept(self) -> KeptPolicy | None:
-        """The best policy that the robot has proven; None while there is none."""
+class PolicyKeeper:
+    """Decides after each episode whether its policy is the best one so far."""
 
-    @abstractmethod
-    def record(self, summary: EpisodeSummary, policy: Policy, checkpoint: Checkpoint) -> None:
-        """Keep a finished episode, the policy that ran it, and what to go on from."""
+    def __init__(self, kept: KeptPolicy | None = None, errors: Sequence[float] = ()) -> None:
+        self.kept = kept
+        self._errors = list(errors)[-PROOF_EPISODES:]
 
-    @abstractmethod
-    def replace_checkpoint(self, episode: int, checkpoint: Checkpoint) -> None:
-        """Go on from something else after an episode that is recorded already."""
-
-    @abstractmethod
-    def metrics(self) -> list[dict[str, Any]]:
-        """One entry per recorded episode."""
-
-    @abstractmethod
-    def load_policy(self, episode: int, spec: ControlSpec) -> Policy:
-        """The policy that ran an episode."""
-
-    @abstractmethod
-    def load_record(self, episode: int) -> EpisodeRecord:
-        """What the robot did in an episode."""
-
-    @abstractmethod
-    def resume(self, template: Checkpoint) -> Resumed:
-        """Go back to the last good checkpoint. `template` has the structure, and is the result where there is none."""
+    def consider(self, policy: Policy, episode: int, error: float, valid_share: float) -> bool:
+        """Whether the policy that ran this episode is the one to keep from now on."""
+        self._errors = [*self._errors, error][-PROOF_EPISODES:]
+        proven = proof(self._errors)
+        best = math.inf if self.kept is None else self.kept.proof
+        if not (proven < best and valid_share > MIN_VALID_SHARE):
+            return False
+        self.kept = KeptPolicy(policy, episode, error, proven)
+        return True
 
 
 class MemoryRecorder(AbstractRecorder):

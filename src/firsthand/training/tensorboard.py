@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..runs import atomic
-from .callbacks import Callback, EpisodeSummary
+from .parts import Callback, EpisodeSummary
 
 
 def check_installed() -> None:

@@ -21,9 +21,9 @@ from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand.runs import RunFolder, provenance
 from firsthand.training import FolderRecorder, Trainer, TrainingConfig
-from firsthand.training.callbacks import Callback, EpisodeSummary
 from firsthand.training.guard import Guard
 from firsthand.training.judgement import GuardSettings
+from firsthand.training.parts import Callback, EpisodeSummary
 
 from . import files
 from .base import Report

@@ -19,10 +19,9 @@ from ...errors import UserError
 from ...robots import AbstractRobot
 from ...robots.base import EpisodeAbandoned
 from ..config import TrainingConfig
+from ..parts import AbstractControl, AbstractRequest, Meanwhile, Outcome
 from ..recorder import FolderRecorder
-from ..requests import AbstractControl, AbstractRequest, Outcome
 from ..stopping import StopRequest
-from ..supervisor import Meanwhile
 from .inbox import Answers, Inbox
 from .interventions import EventLog, Interventions
 from .machine import GOODBYE_S, MachineLink

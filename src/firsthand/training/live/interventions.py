@@ -15,8 +15,7 @@ from ...runs.packed import DamagedFile, unpack
 from ...runs.pytrees import from_arrays
 from ..config import TrainingConfig
 from ..learning import with_policy
-from ..recorder import AbstractRecorder
-from ..requests import Outcome
+from ..parts import AbstractRecorder, Outcome
 
 KEPT_FOLDER = "kept"
 """The run's folder for checkpoints that a person wants to stay."""

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from ...console import notify
 from ...robots.base import EpisodeAbandoned
+from ..parts import Meanwhile
 from ..stopping import StopRequest
-from ..supervisor import Meanwhile
 
 LOOK_S = 0.2
 """How often the waiting looks whether it is over."""

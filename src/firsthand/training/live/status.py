@@ -12,7 +12,7 @@ from typing import Any
 
 from ...control import files
 from ...control.files import Status
-from ..callbacks import Callback, EpisodeSummary
+from ..parts import Callback, EpisodeSummary
 
 TIMED_EPISODES = 10
 """The time left follows from this many of the newest episodes."""

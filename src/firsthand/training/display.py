@@ -1,7 +1,9 @@
-"""The display of a training run in a terminal; plain lines where there is none."""
+"""How far a training run is: counted for its status, and shown in a terminal; plain lines where there is none."""
 
 import math
 import os
+import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,49 @@ from ..console import console, notify, progress_columns
 from ..units import duration, unit_of
 from .config import TrainingConfig
 from .parts import Callback, EpisodeSummary
+
+TIMED_EPISODES = 10
+"""The time left follows from this many of the newest episodes."""
+
+
+class EpisodeProgress(Callback):
+    """Counts episodes and their time."""
+
+    def __init__(self, episodes: int, episode_s: float) -> None:
+        self.episodes, self.episode_s = episodes, episode_s
+        self.episode = 0
+        """Episodes done."""
+        self.phase = ""
+        """What goes on now: the robot is `moving`, or the learner is `learning`; empty between episodes."""
+        self._durations: deque[float] = deque(maxlen=TIMED_EPISODES)
+        self._began = 0.0
+
+    def before_episode(self, episode: int) -> None:
+        """The robot moves."""
+        self.episode, self.phase, self._began = episode - 1, "moving", time.monotonic()
+
+    def after_motion(self, episode: int) -> None:
+        """The learner learns."""
+        self.phase = "learning"
+
+    def after_episode(self, summary: EpisodeSummary) -> None:
+        """One more."""
+        self._durations.append(time.monotonic() - self._began)
+        self.episode, self.phase = summary.episode, ""
+
+    def fields(self) -> dict[str, Any]:
+        """The part of the status that this is about."""
+        left = max(self.episodes - self.episode, 0)
+        durations = list(self._durations)
+        # The first episode compiles, and says little about the next.
+        typical = durations[1:] if len(durations) > 1 else durations
+        return {
+            "phase": self.phase,
+            "episode": self.episode,
+            "episodes": self.episodes,
+            "seconds_left": left * sum(typical) / len(typical) if typical else None,
+            "robot_seconds_left": left * self.episode_s,
+        }
 
 
 class _TwoLines(Progress):

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,18 +19,78 @@ from ...errors import UserError
 from ...robots import AbstractRobot
 from ...robots.base import EpisodeAbandoned
 from ..config import TrainingConfig
+from ..display import EpisodeProgress
 from ..parts import AbstractControl, AbstractRequest, Meanwhile, Outcome
 from ..recorder import FolderRecorder
 from ..stopping import StopRequest
 from .inbox import Answers, Inbox
 from .interventions import EventLog, Interventions
 from .machine import GOODBYE_S, MachineLink
-from .pause import LOOK_S, PauseSwitch
 from .questions import Questions
-from .status import Progress, StatusPublisher
+from .status import StatusPublisher
 
 BEAT_S = 0.5
 """How often the trainer reports that it lives."""
+LOOK_S = 0.2
+"""How often whoever waits or listens looks whether there is something new."""
+
+
+class PauseSwitch:
+    """Where the trainer's thread waits while a person wants a pause. Switched by the thread that listens."""
+
+    def __init__(self, stop: StopRequest, mark_pause: Callable[[], None]) -> None:
+        self.stop, self.mark_pause = stop, mark_pause
+        self._changed = threading.Condition()
+        self._paused = self._holding = self._abandon = False
+
+    def pause(self) -> None:
+        """Wait at the next opportunity."""
+        with self._changed:
+            self._paused = True
+
+    def go_on(self) -> None:
+        """Wait no longer."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
+    def abandon(self, *, episode: bool) -> None:
+        """A stop was requested. A pause ends by it, and, where `episode`, so does the episode under way."""
+        with self._changed:
+            self._abandon = episode or self._paused
+            self._changed.notify_all()
+
+    @property
+    def abandons(self) -> bool:
+        """Whether what is under way shall be abandoned."""
+        return self._abandon
+
+    def state(self) -> str:
+        """running, pausing or paused."""
+        with self._changed:
+            return "running" if not self._paused else "paused" if self._holding else "pausing"
+
+    def wait(self, meanwhile: Meanwhile = lambda: None) -> bool:
+        """Wait here while paused; whether there was something to wait for. `EpisodeAbandoned` when told to stop."""
+        waited = False
+        while True:
+            if self._abandon or (self._paused and self.stop.requested):
+                raise EpisodeAbandoned
+            if not self._paused:
+                break
+            if not waited:
+                notify("Paused from the live page; the robot holds.")
+                self.mark_pause()
+            waited = True
+            with self._changed:
+                self._holding = True
+                self._changed.wait(LOOK_S)
+            meanwhile()
+        if waited:
+            with self._changed:
+                self._holding = False
+            notify("Going on.")
+        return waited
 
 
 class LiveControl(AbstractControl):
@@ -48,7 +108,7 @@ class LiveControl(AbstractControl):
         watch = Watch(address) if watch is None and address is not None else watch
         self.run, self.session = run, secrets.token_hex(8)
         self.robot, self.stop = robot, stop
-        self.progress = Progress(config.episodes, robot.task.episode_s)
+        self.progress = EpisodeProgress(config.episodes, robot.task.episode_s)
         self.answers, self.events = Answers(), EventLog(run)
         self.interventions = Interventions(run, self.events, recorder, robot, config)
         self.inbox = Inbox(run, self.session, self.answers, self._handle)

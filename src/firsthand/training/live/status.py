@@ -1,61 +1,15 @@
-"""What a trainer reports about itself: how far it is, how long it will take, whether it lives."""
+"""The status file: what a trainer reports about itself, and that it lives."""
 
 import contextlib
 import os
 import socket
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...control import files
 from ...control.files import Status
-from ..parts import Callback, EpisodeSummary
-
-TIMED_EPISODES = 10
-"""The time left follows from this many of the newest episodes."""
-
-
-class Progress(Callback):
-    """Counts episodes and their time."""
-
-    def __init__(self, episodes: int, episode_s: float) -> None:
-        self.episodes, self.episode_s = episodes, episode_s
-        self.episode = 0
-        """Episodes done."""
-        self.phase = ""
-        """What goes on now: the robot is `moving`, or the learner is `learning`; empty between episodes."""
-        self._durations: deque[float] = deque(maxlen=TIMED_EPISODES)
-        self._began = 0.0
-
-    def before_episode(self, episode: int) -> None:
-        """The robot moves."""
-        self.episode, self.phase, self._began = episode - 1, "moving", time.monotonic()
-
-    def after_motion(self, episode: int) -> None:
-        """The learner learns."""
-        self.phase = "learning"
-
-    def after_episode(self, summary: EpisodeSummary) -> None:
-        """One more."""
-        self._durations.append(time.monotonic() - self._began)
-        self.episode, self.phase = summary.episode, ""
-
-    def fields(self) -> dict[str, Any]:
-        """The part of the status that this is about."""
-        left = max(self.episodes - self.episode, 0)
-        durations = list(self._durations)
-        # The first episode compiles, and says little about the next.
-        typical = durations[1:] if len(durations) > 1 else durations
-        return {
-            "phase": self.phase,
-            "episode": self.episode,
-            "episodes": self.episodes,
-            "seconds_left": left * sum(typical) / len(typical) if typical else None,
-            "robot_seconds_left": left * self.episode_s,
-        }
 
 
 class StatusPublisher:

@@ -10,7 +10,7 @@ import pytest
 
 from firsthand.agent import Agent, AgentState, Experience, append, update_model, update_policy
 from firsthand.agent.agent import imagine_rollout
-from firsthand.agent.corrected_model import ImaginedStarts
+from firsthand.agent.buffer import ImaginedStarts
 from firsthand.agent.model_learning import ModelReport, prediction_error
 from firsthand.agent.settings import Settings
 from firsthand.agent.trees import stack_trees, take_member

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from firsthand import optim
-from firsthand.agent.buffer import Buffer, append
-from firsthand.agent.corrected_model import ImaginedStarts
+from firsthand.agent.buffer import Buffer, ImaginedStarts, append
 from firsthand.agent.improvement import improve_policy
 from firsthand.agent.model_learning import initial_optimizer, learn_model
 from firsthand.agent.settings import Settings

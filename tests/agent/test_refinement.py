@@ -23,7 +23,8 @@ from agent.test_improvement import (
     toy,
     true_model,
 )
-from firsthand.agent.corrected_model import ImaginedStarts, make_rollout_inputs, predict_rollout
+from firsthand.agent.buffer import ImaginedStarts
+from firsthand.agent.corrected_model import make_rollout_inputs, predict_rollout
 from firsthand.agent.model_learning import ModelReport
 from firsthand.agent.refinement import Refinement, refine_on_model, weighted_cost
 from firsthand.agent.settings import Settings

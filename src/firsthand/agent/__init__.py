@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from .agent import Experience as Experience
     from .agent import Update as Update
     from .buffer import Buffer as Buffer
+    from .buffer import ImaginedStarts as ImaginedStarts
     from .buffer import append as append
     from .buffer import append_rows as append_rows
-    from .corrected_model import ImaginedStarts as ImaginedStarts
     from .improvement import PolicyReport as PolicyReport
     from .settings import Settings as Settings
     from .state import LearnerState as LearnerState
@@ -30,7 +30,7 @@ _MODULES = {
     "Buffer": ".buffer",
     "append": ".buffer",
     "append_rows": ".buffer",
-    "ImaginedStarts": ".corrected_model",
+    "ImaginedStarts": ".buffer",
     "PolicyReport": ".improvement",
     "Rollout": "..optim.rollout",
     "Settings": ".settings",

@@ -17,8 +17,7 @@ from jaxtyping import Array, Float
 from firsthand_onboard import ControlSpec
 
 from ..optim.rollout import CostFunction, Rollout, roll_out
-from .buffer import Buffer, append_rollout
-from .corrected_model import ImaginedStarts
+from .buffer import Buffer, ImaginedStarts, append_rollout
 from .improvement import PolicyReport
 from .model_learning import ModelReport, prediction_error
 from .settings import Settings

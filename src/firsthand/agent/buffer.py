@@ -1,4 +1,7 @@
-"""All transitions seen so far, in arrays of fixed size, so that growing it never recompiles anything."""
+"""What the agent learns from: all transitions seen so far, and where imagined trajectories start.
+
+The buffer's arrays have a fixed size, so that growing it never recompiles anything.
+"""
 
 import equinox as eqx
 import jax
@@ -39,6 +42,19 @@ class Buffer(eqx.Module):
     def capacity(self) -> int:
         """How many transitions fit."""
         return self.states.shape[0]
+
+
+class ImaginedStarts(eqx.Module):
+    """Where imagined trajectories start and what they follow."""
+
+    starts: Float[Array, "trajectories state"]
+    """Initial states."""
+    previews: Float[Array, "trajectories steps points outputs"]
+    """Reference previews, with fresh references."""
+
+    def concat(self, more: "ImaginedStarts") -> "ImaginedStarts":
+        """These, then `more`, as one."""
+        return jax.tree.map(lambda a, b: jnp.concat([a, b]), self, more)
 
 
 def write_rows(

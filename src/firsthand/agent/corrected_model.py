@@ -11,26 +11,13 @@ trajectories have other starts and references; their errors are zero, or those o
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ..models import Dynamics, Policy
 from ..optim.rollout import Rollout, model_errors, roll_out
-
-
-class ImaginedStarts(eqx.Module):
-    """Where imagined trajectories start and what they follow."""
-
-    starts: Float[Array, "trajectories state"]
-    """Initial states."""
-    previews: Float[Array, "trajectories steps points outputs"]
-    """Reference previews, with fresh references."""
-
-    def concat(self, more: "ImaginedStarts") -> "ImaginedStarts":
-        """These, then `more`, as one."""
-        return jax.tree.map(lambda a, b: jnp.concat([a, b]), self, more)
+from .buffer import ImaginedStarts
 
 
 def half_range(policy: Policy) -> Float[Array, " commands"]:

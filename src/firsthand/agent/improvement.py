@@ -12,7 +12,8 @@ from ..models import Dynamics, Policy
 from ..optim.gradient import damped_gradient, mean_cost
 from ..optim.preconditioner import StepReport, preconditioned_step
 from ..optim.rollout import CostFunction, Rollout
-from .corrected_model import ImaginedStarts, command_deviation, half_range, make_rollout_inputs, predict_rollout
+from .buffer import ImaginedStarts
+from .corrected_model import command_deviation, half_range, make_rollout_inputs, predict_rollout
 from .settings import Settings
 from .trees import select_tree
 

@@ -20,7 +20,8 @@ from ..optim.gauss_newton import gauss_newton_step, linearise, step_residuals, t
 from ..optim.gradient import mean_cost
 from ..optim.preconditioner import StepReport
 from ..optim.rollout import Rollout
-from .corrected_model import ImaginedStarts, command_deviation, half_range, make_rollout_inputs, predict_rollout
+from .buffer import ImaginedStarts
+from .corrected_model import command_deviation, half_range, make_rollout_inputs, predict_rollout
 from .improvement import PolicyReport, outlier_limit
 from .settings import Settings
 from .trees import select_tree

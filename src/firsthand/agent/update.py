@@ -10,8 +10,7 @@ from jaxtyping import Array, Float
 from ..models import Policy
 from ..optim.gradient import mean_cost
 from ..optim.rollout import CostFunction, Rollout
-from .buffer import Buffer
-from .corrected_model import ImaginedStarts
+from .buffer import Buffer, ImaginedStarts
 from .improvement import PolicyReport, improve_policy
 from .model_learning import ModelReport, learn_model
 from .refinement import LeastSquaresCost, Refinement, refine_on_model, weighted_cost

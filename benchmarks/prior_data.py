@@ -28,8 +28,8 @@ from firsthand.robots.registry import make_robot, make_task
 from firsthand.runs import RunFolder
 from firsthand.simulators import record
 from firsthand.training import Trainer, TrainingConfig, prior
+from firsthand_onboard.features import quintic_blend
 from firsthand_onboard.kinematics import tracked_output
-from firsthand_onboard.references import quintic_blend
 
 RESULTS = Path(__file__).parent / "results" / "prior-data.json"
 VARIANTS = {

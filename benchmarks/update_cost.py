@@ -20,7 +20,7 @@ from rich.table import Table
 from firsthand.agent import Buffer, LearnerState, Settings, append, update_model, update_policy
 from firsthand.optim.rollout import Rollout
 from firsthand.tasks import Task, excavator_task
-from firsthand.training.data import draw_imagined_starts
+from firsthand.training.learning import draw_imagined_starts
 from firsthand.training.presets import PRESETS
 
 EPISODES_IN_BUFFER = 40

@@ -17,7 +17,7 @@ from firsthand.agent.trees import stack_trees, take_member
 from firsthand.optim.rollout import Rollout
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots.simulated import SimulatedRobot
-from firsthand.training.data import as_rollout
+from firsthand.training.learning import as_rollout
 
 SETTINGS = Settings().with_changes(
     {"model.hidden": (4,), "model.steps": 5, "model.batch": 16, "policy_step.steps": 2, "imagination.trajectories": 2}

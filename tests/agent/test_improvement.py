@@ -22,8 +22,8 @@ from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 from firsthand.robots.base import preview_indices
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand.tasks.cost import TrackingCost
-from firsthand.training.data import as_rollout
-from firsthand_onboard.references import build_reference
+from firsthand.training.learning import as_rollout
+from firsthand_onboard.features import build_reference
 
 COMMAND_LIMIT = 6.0  # wide, so that the policy's tanh hardly bends: the best controllers are linear
 LENGTH, CHANGE = 0.3, 0.3  # L, and w per unit of command

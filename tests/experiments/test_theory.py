@@ -14,7 +14,7 @@ from firsthand.optim.gradient import closed_loop_gradient, mean_cost
 from firsthand.plants.linear_quadratic import augmented_system, solve_preview
 from firsthand.plants.probes import DelayedDoubleIntegrator
 from firsthand.robots.simulated import SimulatedRobot
-from firsthand.training.data import as_rollout, smooth_excitation
+from firsthand.training.learning import as_rollout, smooth_excitation
 from firsthand_lab.experiments.theory import bounds, closed_loop, growth, model_regret, shift
 from firsthand_lab.experiments.theory.gradients import plant_gradient, trajectory_starts
 

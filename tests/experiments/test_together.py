@@ -11,7 +11,7 @@ from firsthand.robots import SimulatedRobot
 from firsthand.runs.pytrees import from_arrays, to_arrays
 from firsthand.tasks import excavator_task
 from firsthand.training import Trainer, TrainingConfig, data
-from firsthand.training.data import draw_imagined_starts
+from firsthand.training.learning import draw_imagined_starts
 from firsthand.training.presets import preset
 from firsthand_lab.experiments.together import Together
 

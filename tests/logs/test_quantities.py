@@ -12,7 +12,7 @@ from firsthand.logs.base import transitions
 from firsthand.logs.csv_file import column_names
 from firsthand.robots import EpisodeRecord
 from firsthand.tasks.excavator import excavator_task
-from firsthand.training.data import as_rollout
+from firsthand.training.learning import as_rollout
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import initial_state
 from firsthand_onboard.signals import SPIKE, STUCK

@@ -20,7 +20,7 @@ from firsthand.logs.mcap import schema
 from firsthand.robots import EpisodeRecord
 from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription, spec_difference
 from firsthand.runs import RunFolder
-from firsthand.training.data import as_rollout
+from firsthand.training.learning import as_rollout
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.signals import IMPLAUSIBLE, NOT_FINITE, OUT_OF_RANGE, SPIKE
 

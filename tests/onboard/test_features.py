@@ -24,12 +24,16 @@ from firsthand_onboard import (
     StateLayout,
 )
 from firsthand_onboard.features import (
+    PEAK_OF_QUINTIC,
+    build_reference,
     initial_state,
     last_command,
     measured_part,
     next_state,
     observation,
     preview_points,
+    quintic_blend,
+    reachable_fraction,
     robot_features,
 )
 from firsthand_onboard.kinematics import (
@@ -40,7 +44,6 @@ from firsthand_onboard.kinematics import (
     tracked_output,
 )
 from firsthand_onboard.policy import expected_shapes
-from firsthand_onboard.references import PEAK_OF_QUINTIC, build_reference, quintic_blend, reachable_fraction
 
 COUNT = 1000
 LOW, HIGH = np.asarray(JOINT_LOW), np.asarray(JOINT_HIGH)

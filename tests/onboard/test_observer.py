@@ -28,7 +28,14 @@ from firsthand_onboard import (
     load_policy,
     policy_to_bytes,
 )
-from firsthand_onboard.features import command_feature, initial_state, measured_part, next_state, robot_features
+from firsthand_onboard.features import (
+    build_reference,
+    command_feature,
+    initial_state,
+    measured_part,
+    next_state,
+    robot_features,
+)
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.loop import Executor
 from firsthand_onboard.numpy_observer import observer_arrays, observer_digest
@@ -49,7 +56,6 @@ from firsthand_onboard.observer import (
     start_motion,
 )
 from firsthand_onboard.policy import expected_shapes, network_output
-from firsthand_onboard.references import build_reference
 from firsthand_onboard.timing import LockStep
 
 SMALL = ControlSpec(

@@ -15,9 +15,9 @@ from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand.robots.simulated_machine import LockStepMachine, make_plant
 from firsthand.runs.pytrees import to_arrays
 from firsthand.training import Trainer, TrainingConfig
-from firsthand.training.data import smooth_excitation
 from firsthand.training.guard import Guard
 from firsthand.training.judgement import GuardSettings
+from firsthand.training.learning import smooth_excitation
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import Homing
 

@@ -22,7 +22,7 @@ from firsthand.robots.delay import DelayedCommands
 from firsthand.robots.environment import GymnasiumRobot, Outcome, RobotFailed
 from firsthand.robots.gymnasium import GymnasiumTask
 from firsthand.training import Trainer, TrainingConfig, preset
-from firsthand.training.data import as_rollout
+from firsthand.training.learning import as_rollout
 from firsthand_onboard import PlanarChain, PlanarJoint
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.kinematics import output_of_positions

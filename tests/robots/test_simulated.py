@@ -11,8 +11,8 @@ from firsthand.plants.base import AbstractPlant
 from firsthand.plants.probes import DelayedDoubleIntegrator
 from firsthand.robots.base import EpisodeRecord, preview_indices
 from firsthand.robots.simulated import SimulatedRobot
-from firsthand.training.data import as_rollout
-from firsthand_onboard.references import build_reference
+from firsthand.training.learning import as_rollout
+from firsthand_onboard.features import build_reference
 
 STEPS, TRAJECTORIES = 10, 3
 GOALS = np.array([[0.5], [-0.4], [0.2]], np.float32)

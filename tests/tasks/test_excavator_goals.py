@@ -14,8 +14,8 @@ from firsthand.tasks.excavator import (
     excavator_task,
     outside_box,
 )
+from firsthand_onboard.features import build_reference
 from firsthand_onboard.kinematics import output_of_positions
-from firsthand_onboard.references import build_reference
 
 EPISODES, COUNT = 25, 10
 

@@ -7,8 +7,8 @@ from firsthand.plants.soft_arm import SoftArmParameters
 from firsthand.plants.soft_arm.geometry import straight
 from firsthand.robots.registry import ROBOTS
 from firsthand.tasks.soft_arm import HOME, REACH_M, SPEED_M_S, soft_arm_task
+from firsthand_onboard.features import build_reference
 from firsthand_onboard.kinematics import tracked_output
-from firsthand_onboard.references import build_reference
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,9 @@ import pytest
 
 from firsthand.robots import EpisodeRecord
 from firsthand.tasks import excavator_task, soft_arm_task
-from firsthand.training.data import draw_imagined_starts
-from firsthand_onboard.features import initial_state, measured_part
+from firsthand.training.learning import draw_imagined_starts
+from firsthand_onboard.features import build_reference, initial_state, measured_part
 from firsthand_onboard.kinematics import tracked_output
-from firsthand_onboard.references import build_reference
 
 
 def episode(task, start):

@@ -11,7 +11,7 @@ from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.plants.sensors import SensedPlant, Sensors
 from firsthand.robots import EpisodeRecord, SimulatedRobot
 from firsthand.tasks import excavator_task
-from firsthand.training.data import as_rollout, smooth_excitation
+from firsthand.training.learning import as_rollout, smooth_excitation
 from firsthand_onboard.signals import find_spikes, find_stuck_sensors, mark_memory
 
 TASK = excavator_task(trajectories=2, steps=60, hidden=(8,))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .features import PEAK_OF_QUINTIC, quintic_blend
 from .gate_limits import GateLimits
 from .machine import MachineError
 from .policy import fast_output
-from .references import PEAK_OF_QUINTIC, quintic_blend
 from .spec import ControlSpec, PlanarChain, SpecError
 
 AWAY = "homing leads away from its reference"

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from .features import initial_state, next_state
+from .features import build_reference, initial_state, next_state
 from .gate import Gate
 from .gate_limits import GateLimits
 from .homing import AWAY, HomingController
 from .machine import Machine, MachineError, as_measured
 from .numpy_observer import NumpyObserver
 from .policy import NumpyPolicy
-from .references import build_reference
 from .spec import ControlSpec
 from .timing import LockStep, RealTime
 

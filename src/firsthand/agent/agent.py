@@ -5,7 +5,7 @@
     state, update = agent.observe(state, experience)        # append, learn the model, improve the policy
 
 Nothing here knows where the experience came from: the training loop, several seeds side by side (under `jax.vmap`) and
-practice on logs all call `observe`. `training.data.prepare_experience` makes an `Experience` of what a robot did.
+practice on logs all call `observe`. `training.learning.prepare_experience` makes an `Experience` of what a robot did.
 """
 
 from typing import NamedTuple

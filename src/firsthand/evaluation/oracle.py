@@ -19,8 +19,7 @@ import optax
 from jaxtyping import Array, Float
 
 from firsthand_onboard import SelectedOutput
-from firsthand_onboard.features import initial_state, next_state
-from firsthand_onboard.references import build_reference
+from firsthand_onboard.features import build_reference, initial_state, next_state
 
 from ..models import Policy
 from ..plants.base import AbstractPlant

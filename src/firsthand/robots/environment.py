@@ -10,9 +10,16 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from firsthand_onboard import ControlSpec, NumpyController, NumpyObserver
-from firsthand_onboard.features import initial_state, measured_part, next_state, preview_points
+from firsthand_onboard.features import (
+    PEAK_OF_QUINTIC,
+    build_reference,
+    initial_state,
+    measured_part,
+    next_state,
+    preview_points,
+    quintic_blend,
+)
 from firsthand_onboard.kinematics import output_of_positions, tracked_output
-from firsthand_onboard.references import PEAK_OF_QUINTIC, build_reference, quintic_blend
 
 from ..errors import UserError
 from ..models import Controller, Policy, as_controller

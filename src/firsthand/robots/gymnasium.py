@@ -18,7 +18,7 @@ from firsthand_onboard import (
     SelectedOutput,
     StateLayout,
 )
-from firsthand_onboard.references import PEAK_OF_QUINTIC, build_reference
+from firsthand_onboard.features import PEAK_OF_QUINTIC, build_reference
 from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError

@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.features import initial_state, measured_part, next_state
+from firsthand_onboard.features import build_reference, initial_state, measured_part, next_state
 from firsthand_onboard.observer import observe, start_motion
-from firsthand_onboard.references import build_reference
 
 from ..models import Controller, Policy
 from ..plants.base import AbstractPlant

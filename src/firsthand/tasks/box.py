@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard.features import PEAK_OF_QUINTIC
 from firsthand_onboard.kinematics import nearest_configuration, output_of_positions, tracked_output
-from firsthand_onboard.references import PEAK_OF_QUINTIC
 from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError

@@ -14,8 +14,8 @@ from firsthand_onboard import (
     Scales,
     StateLayout,
 )
+from firsthand_onboard.features import PEAK_OF_QUINTIC, quintic_blend
 from firsthand_onboard.kinematics import nearest_configuration, output_of_positions
-from firsthand_onboard.references import PEAK_OF_QUINTIC, quintic_blend
 
 from . import paths
 from .base import EvaluationReference, Task

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from firsthand_onboard.references import quintic_blend
+from firsthand_onboard.features import quintic_blend
 
 RAMP_S = 1.0
 """How long it takes to reach the cruising speed, and to stop again, in seconds."""

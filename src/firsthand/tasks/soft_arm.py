@@ -13,7 +13,7 @@ from firsthand_onboard import (
     SelectedOutput,
     StateLayout,
 )
-from firsthand_onboard.references import PEAK_OF_QUINTIC
+from firsthand_onboard.features import PEAK_OF_QUINTIC
 
 from . import paths
 from .base import EvaluationReference, Task

@@ -14,9 +14,9 @@ from ..robots import AbstractRobot, EpisodeRecord
 from ..tasks import Task
 from ..units import unit_of
 from .approval import Approval
-from .data import as_rollout
 from .forecast import forecast, interpolate
 from .judgement import GuardSettings, GuardState, judge_metrics
+from .learning import as_rollout
 from .parts import AbstractRecorder, AbstractSupervisor, Candidate, Decision, EpisodeSummary, Meanwhile
 
 SHARES = (1.0, 0.5, 0.25)

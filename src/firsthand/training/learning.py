@@ -1,4 +1,8 @@
-"""From what the robot did to a new model and a new policy: the data, the learner's two updates, and their metrics."""
+"""Between the robot and the agent, in the order of an episode.
+
+What the robot shall do (`plan_episode`), what it did as the agent's experience (`as_rollout`, `prepare_experience`),
+the agent's update from it (`Learner`), and the line of metrics.jsonl (`episode_metrics`).
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -8,14 +12,162 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ..agent import Agent, AgentState, Experience, LearnerState, Settings, Update, append
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.features import build_reference, initial_state, measured_part, next_state
+from firsthand_onboard.signals import find_spikes, find_stuck_sensors, is_plausible, mark_memory
+
+from ..agent import Agent, AgentState, Experience, ImaginedStarts, LearnerState, Rollout, Settings, Update, append
 from ..agent.buffer import Buffer, make_room
+from ..agent.settings import ExcitationSettings
 from ..evaluation import tracking_metrics
 from ..models import Policy
-from ..robots import AbstractRobot, EpisodeRecord
+from ..robots import AbstractRobot
+from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
-from .data import as_rollout, prepare_experience
 from .health import closed_loop_growth
+
+
+def plan_episode(
+    task: Task,
+    settings: Settings,
+    episode: int,
+    measured: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    has_seen_motion: bool = False,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Goals of an episode (counted from 0), and random commands to add to the policy's, or None.
+
+    Goals start from what the robot measures, or, where that is not finite, from home. Random commands are for the first
+    episodes of a model that has seen no motion yet.
+    """
+    here = measured if np.isfinite(measured).all() else measurement_at_rest(task.spec, np.asarray(task.home))
+    goals = task.sample_goals(rng, here, task.trajectories)
+    chosen = settings.excitation
+    if not chosen.amplitude > 0 or episode >= chosen.episodes or has_seen_motion:
+        return goals, None
+    return goals, smooth_excitation(task, chosen, rng)
+
+
+def smooth_excitation(task: Task, excitation: ExcitationSettings, rng: np.random.Generator) -> np.ndarray:
+    """Smooth random commands `(trajectories, steps, commands)`: each channel a slow random walk that returns to zero.
+
+    First-order filtered noise with the given time constant, of standard deviation `amplitude`/2 of the half range and
+    clipped at `amplitude`. The second half of each trajectory repeats the first with the opposite sign, so
+    that the robot comes back to about where it was.
+    """
+    spec = task.spec
+    half_range = (np.asarray(spec.limits.command_high) - np.asarray(spec.limits.command_low)) / 2
+    keep = np.exp(-spec.period_s / excitation.time_constant_s)
+    half = (task.steps + 1) // 2
+    noise = rng.standard_normal((task.trajectories, half, len(half_range)))
+    walk = np.zeros_like(noise)
+    for k in range(1, half):
+        walk[:, k] = keep * walk[:, k - 1] + np.sqrt(1 - keep**2) * noise[:, k]
+    walk = np.concatenate([walk, -walk], axis=1)[:, : task.steps]
+    return (np.clip(0.5 * walk, -1.0, 1.0) * excitation.amplitude * half_range).astype(np.float32)
+
+
+def measurement_at_rest(spec: ControlSpec, position: np.ndarray) -> np.ndarray:
+    """The measurement of a robot that stands still in this configuration."""
+    measured = np.asarray(spec.scales.measured_center, np.float32)
+    measured[list(spec.layout.position)] = position
+    measured[list(spec.layout.velocity)] = 0.0
+    return measured
+
+
+def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
+    """The record as the learner sees it: state vectors rebuilt with the robot's own rule.
+
+    A step whose state or outcome holds a value that is not finite or far outside its scale (a sensor that dropped out)
+    does not count as valid, and its values are set to zero: it can neither enter the buffer nor spoil a gradient. Nor
+    does a step count that saw a spike or a stuck sensor. A start that is not sound makes its first step invalid: the
+    later ones are measured all the same, but the model cannot be rolled out from there.
+    """
+    steps = record.commands.shape[1]
+    states = [record.starts]
+    for k in range(steps):
+        states.append(next_state(spec.layout, states[-1], record.commands[:, k], record.measured[:, k + 1]))
+    states = np.stack(states, axis=1)
+    finite = is_plausible(spec, states)
+    strange = find_spikes(spec, record.measured, record.valid) | find_stuck_sensors(spec, record.measured)
+    doubtful = mark_memory(strange, spec.layout.measurement_memory)
+    sound = finite & ~doubtful
+    usable = sound[:, :-1] & sound[:, 1:] & np.isfinite(record.commands).all(axis=-1)
+    return Rollout(
+        states=jnp.asarray(np.where(finite[..., None], states, np.float32(0))),
+        commands=jnp.asarray(np.nan_to_num(record.commands)),
+        previews=jnp.asarray(record.references[:, preview_indices(spec, steps)]),
+        free=jnp.asarray(record.free),
+        valid=jnp.asarray(record.valid & usable),
+    )
+
+
+def draw_imagined_starts(
+    task: Task, record: EpisodeRecord, count: int, rng: np.random.Generator, visited: np.ndarray | None = None
+) -> ImaginedStarts | None:
+    """Fresh references for imagined trajectories, and where they start. In turn:
+
+    - where a trajectory of this episode started;
+    - at rest in a configuration drawn like a goal (where goals are configurations): a redundant robot would otherwise
+      only ever learn about the postures it happens to be in;
+    - in one of the `visited` states, in mid-motion, with a new reference from there: a policy that follows well rarely
+      errs, and would otherwise never learn to catch a swing.
+    """
+    spec = task.spec
+    usable = np.flatnonzero(is_plausible(spec, record.starts))
+    if count == 0 or usable.size == 0:
+        return None
+    ways = ["start", "rest"] if spec.reference.space == "position" else ["start"]
+    seen = np.empty((0, spec.layout.size)) if visited is None else visited[is_plausible(spec, visited)]
+    ways += ["visited"] if len(seen) else []
+    starts, previews = record.starts[rng.choice(usable, count)], []
+    for i in range(count):
+        way = ways[i % len(ways)]
+        if way == "visited":
+            starts[i] = seen[rng.integers(len(seen))]
+        measured = measured_part(spec.layout, starts[i])
+        if way == "rest":
+            measured = measurement_at_rest(spec, task.sample_goals(rng, measured, 1)[0])
+            starts[i] = initial_state(spec.layout, measured, neutral(spec))
+        goal = task.sample_goals(rng, measured, 1)[0].astype(np.float32)
+        previews.append(build_reference(spec, measured, goal)[preview_indices(spec, task.steps)])
+    return ImaginedStarts(jnp.asarray(starts), jnp.asarray(np.stack(previews)))
+
+
+def prepare_experience(
+    task: Task,
+    settings: Settings,
+    buffer: Buffer,
+    record: EpisodeRecord,
+    rng: np.random.Generator,
+    *,
+    practice: int = 0,
+) -> Experience:
+    """What a robot did as the agent's next experience, with as many imagined starts as the settings ask for.
+
+    `buffer` is the agent's, before it observes this episode. With `practice` the policy learns along this many
+    trajectories of the model instead of the measured ones. The trajectories of the preconditioned steps are drawn
+    first, then what refinement needs in addition, so that a run is the same with and without it until it begins.
+    """
+    rollout = as_rollout(task.spec, record)
+    few = settings.imagination.trajectories
+
+    def draw(count: int) -> ImaginedStarts | None:
+        return draw_imagined_starts(task, record, count, rng, visited_states(buffer, rollout, count, rng))
+
+    own = draw(practice) if practice else None
+    first, more = draw(few), draw(settings.imagined_trajectories - few)
+    return Experience(rollout, first if first is None or more is None else first.concat(more), own)
+
+
+def visited_states(buffer: Buffer, rollout: Rollout, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` states `(count, state)` of all that were visited, drawn from the buffer and this episode."""
+    valid, size = np.asarray(rollout.valid).reshape(-1), int(buffer.size)
+    rows = rng.integers(0, max(size + int(valid.sum()), 1), count)
+    newest = np.asarray(rollout.states)[:, :-1].reshape(valid.size, -1)[np.argsort(~valid, kind="stable")]
+    earlier = np.asarray(buffer.states[np.minimum(rows, max(size - 1, 0))])
+    return np.where((rows < size)[:, None], earlier, newest[np.maximum(rows - size, 0)])
 
 
 class EpisodeUpdate(NamedTuple):

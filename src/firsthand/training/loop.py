@@ -17,8 +17,7 @@ from ..models import Policy
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeAbandoned
 from .config import TrainingConfig
-from .data import plan_episode
-from .learning import Learner, episode_metrics, with_policy
+from .learning import Learner, episode_metrics, plan_episode, with_policy
 from .parts import (
     AbstractControl,
     AbstractRecorder,

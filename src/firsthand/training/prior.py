@@ -27,7 +27,7 @@ from ..runs.packed import Arrays
 from ..runs.pytrees import from_arrays
 from ..tasks import Task
 from .config import TrainingConfig
-from .data import draw_imagined_starts, measurement_at_rest
+from .learning import draw_imagined_starts, measurement_at_rest
 from .origin import InitFrom, Parts, TakenLog, check_parts
 
 WEIGHTS = "init.safetensors"

@@ -15,8 +15,7 @@ from firsthand.robots import EpisodeRecord
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand.tasks import Task
 from firsthand.training import Trainer, TrainingConfig
-from firsthand.training.data import prepare_experience
-from firsthand.training.learning import Learner
+from firsthand.training.learning import Learner, prepare_experience
 from firsthand_onboard.policy import NumpyPolicy
 
 from ..experiments.base import Report

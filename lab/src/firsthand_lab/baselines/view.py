@@ -31,8 +31,7 @@ from firsthand.robots.simulated import at_rest
 from firsthand.runs.pytrees import from_arrays, to_arrays
 from firsthand.tasks import Task
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.features import measured_part, next_state, observation
-from firsthand_onboard.references import build_reference
+from firsthand_onboard.features import build_reference, measured_part, next_state, observation
 
 REWARD = 10.0
 """Rewards are the negative cost times this: an error of 30 cm costs about 1 per step."""

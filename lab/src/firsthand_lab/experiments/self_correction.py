@@ -191,7 +191,7 @@ def learn(parameters: dict[str, Any], variant: str, report: Report) -> list[dict
     import jax.numpy as jnp
 
     from firsthand.agent.trees import take_member
-    from firsthand.training.data import as_rollout
+    from firsthand.training.learning import as_rollout
 
     from .theory.gradients import trajectory_starts
     from .theory.measured import gradient_report, model_report
@@ -252,7 +252,7 @@ def wrong_model(parameters: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
 
     from firsthand.agent import update_model
     from firsthand.agent.trees import stack_trees
-    from firsthand.training.data import as_rollout
+    from firsthand.training.learning import as_rollout
 
     from .theory.setup import make_group
 

@@ -20,7 +20,7 @@ from firsthand.plants.base import AbstractPlant
 from firsthand.robots.base import EpisodeRecord
 from firsthand.robots.simulated import SimulatedRobot, run_trajectories
 from firsthand.tasks import Task
-from firsthand.training.data import as_rollout, plan_episode, prepare_experience
+from firsthand.training.learning import as_rollout, plan_episode, prepare_experience
 
 
 class Together:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from firsthand.agent.trees import stack_settings, take_member
-from firsthand.training.data import as_rollout
+from firsthand.training.learning import as_rollout
 
 from .. import files
 from ..base import Report

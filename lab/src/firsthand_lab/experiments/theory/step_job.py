@@ -14,7 +14,7 @@ from firsthand.agent.trees import take_member
 from firsthand.models import Policy
 from firsthand.optim.gradient import damped_gradient
 from firsthand.optim.preconditioner import preconditioned_step
-from firsthand.training.data import as_rollout
+from firsthand.training.learning import as_rollout
 
 from .. import files
 from ..base import Report

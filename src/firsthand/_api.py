@@ -167,7 +167,7 @@ def evaluate(
         return run.evaluate(policy, speed=speed)
     if isinstance(run, Run):
         with contextlib.closing(run.make_robot(run.find_robot())) as robot:
-            return evaluate_policy(robot, run.kept_policy() if policy is None else policy, speed=speed)
+            return evaluate_policy(robot, run.kept_controller() if policy is None else policy, speed=speed)
     if policy is None:
         raise UserError("To evaluate on a robot, give the policy, too: evaluate(robot, policy).")
     return evaluate_policy(run, policy, speed=speed)

@@ -20,7 +20,7 @@ from firsthand.export import ModelCard, write_export
 from firsthand.export.accuracy import random_inputs, tolerance
 from firsthand.export.c_source import c_files, identifier
 from firsthand.export.onnx_graph import onnx_model
-from firsthand.export.write import policy_and_card
+from firsthand.export.write import controller_and_card
 from firsthand.logs.mcap import read_mcap
 from firsthand.models import Policy
 from firsthand.plants.excavator import ExcavatorFlow
@@ -336,7 +336,7 @@ def card_as_if_on(run: Path, robot: str, **described: Any) -> ModelCard:
     read = Run.open(run)
     config = dataclasses.replace(read.config, robot=robot)
     description = dataclasses.replace(read.description, **described)
-    return policy_and_card(dataclasses.replace(read, config=config, description=description), 1)[1]
+    return controller_and_card(dataclasses.replace(read, config=config, description=description), 1)[1]
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ class Export:
     """Take the policy that ran this episode (from 1); by default the best that the robot has proven."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Folder for the files; by default RUN/export."""
+    observer: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Refuse a policy that was trained without an observer; one that has an observer leaves with it in any case."""
 
     def run(self) -> int:
         """Write and say where."""
         from ..export import write_export
 
-        for path in write_export(self.run_folder, self.format, self.out, self.episode):
+        for path in write_export(self.run_folder, self.format, self.out, self.episode, needs_observer=self.observer):
             print(path)
         return 0

@@ -5,7 +5,7 @@ from typing import Any
 
 from firsthand_onboard import ControlSpec
 
-from ..models import Policy
+from ..models import Controller, Policy
 from ..robots.base import AbstractRobot, EpisodeRecord
 from ..tasks.base import EvaluationReference
 from .metrics import TrackingMetrics, seen, tracking_metrics
@@ -52,7 +52,7 @@ def can_go_back(robot: AbstractRobot) -> bool:
     return not robot.hardware or robot.can_reset
 
 
-def evaluate(robot: AbstractRobot, policy: Policy, *, speed: float | None = None) -> Evaluation:
+def evaluate(robot: AbstractRobot, policy: Policy | Controller, *, speed: float | None = None) -> Evaluation:
     """Follow every evaluation reference from rest; `speed` is the task's own unless given."""
     task = robot.task
     references = task.evaluation(task.evaluation_speed if speed is None else speed)

@@ -1,11 +1,20 @@
-"""How near a policy in single precision is to itself in double: what every export may differ by."""
+"""How near policy and observer in single precision are to themselves in double: what every export may differ by."""
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.numpy_observer import Observer
+from firsthand_onboard.observer import (
+    ObserverParameters,
+    ObserverState,
+    expected_measurement,
+    observe,
+    predict_state,
+)
 from firsthand_onboard.policy import Layer, NumpyPolicy, policy_command
 
 SAMPLES = 500
@@ -13,7 +22,11 @@ SAMPLES = 500
 MARGIN = 4.0
 """Over the measured rounding: another compiler, or ONNX, adds in another order, and other inputs round worse."""
 LEAST = 1e-6
-"""Half ranges of the command that are allowed to every policy."""
+"""Half ranges of the command that are allowed to every policy, and change scales to every observer."""
+CLIPPED_SHARE, MISSING_SHARE = 0.25, 0.1
+"""Of the random innovations and measurements."""
+LARGE = 100.0
+"""Change scales: an innovation of this size is not drawn, also where it would not be clipped."""
 
 
 def tolerance(spec: ControlSpec, layers: Sequence[Layer], *, seed: int = 0) -> float:
@@ -52,3 +65,77 @@ def exact_commands(spec: ControlSpec, layers: Sequence[Layer], states: np.ndarra
     double = [(np.asarray(w, np.float64), np.asarray(b, np.float64)) for w, b in layers]
     rows = zip(states.astype(np.float64), points.astype(np.float64), strict=True)
     return np.stack([policy_command(spec, double, state, preview) for state, preview in rows])
+
+
+# The observer
+
+
+class Observations(NamedTuple):
+    """Inputs of many single steps of an observer."""
+
+    carry: ObserverState
+    """What it carried to each step; it had not restarted yet."""
+    commands: np.ndarray
+    """What was applied, `(count, commands)`."""
+    measured: np.ndarray
+    """What was measured then, `(count, measured)`, with NaN where it is missing."""
+
+
+def random_observations(spec: ControlSpec, observer: Observer, count: int, seed: int) -> Observations:
+    """Steps of the size that a robot sees, with clipped innovations, missing measurements and restarts.
+
+    No innovation is so near to its limit that rounding decides whether it is clipped.
+    """
+    rng, settings, size = np.random.default_rng((seed, 1)), observer.settings, (count, spec.layout.num_measured)
+    states, _ = random_inputs(spec, count, seed)
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    commands = rng.uniform(low, high, (count, len(low))).astype(np.float32)
+    parameters, unit = _as_type(observer.parameters, np.float64), np.asarray(spec.scales.change_scale)
+    limit = settings.clip * parameters.scale
+    inside = rng.uniform(0, 0.9, size) * np.minimum(limit, 4 * unit)
+    outside = rng.uniform(1.1, 5, size) * limit
+    is_outside = (rng.uniform(size=size) < CLIPPED_SHARE) & (limit < LARGE * unit / 5)
+    innovation = np.where(is_outside, outside, inside) * rng.choice((-1.0, 1.0), size)
+    expected = np.stack(
+        [
+            expected_measurement(
+                spec, parameters, predict_state(spec, parameters.layers, parameters.change_scale, x, u)
+            )
+            for x, u in zip(states.astype(np.float64), commands.astype(np.float64), strict=True)
+        ]
+    )
+    measured = (expected + innovation).astype(np.float32)
+    measured[rng.uniform(size=size) < MISSING_SHARE] = np.nan
+    clipped = rng.integers(0, settings.restart_after, size, dtype=np.int32)
+    missing = np.where(rng.uniform(size=size) < 2 * MISSING_SHARE, settings.max_missing + rng.integers(0, 2, size), 0)
+    carry = ObserverState(states, clipped, missing.astype(np.int32), np.zeros(size, np.int32))
+    return Observations(carry, commands, measured)
+
+
+def exact_observations(
+    spec: ControlSpec, observer: Observer, given: Observations, kind: Any = np.float64
+) -> ObserverState:
+    """What the observer carries on from each step, in double precision or as another type."""
+    parameters = _as_type(observer.parameters, kind)
+    after = []
+    for *carry, command, measured in zip(*given.carry, given.commands, given.measured, strict=True):
+        before = ObserverState(carry[0].astype(kind), *carry[1:])
+        after.append(observe(spec, parameters, observer.settings, before, command.astype(kind), measured.astype(kind)))
+    return ObserverState(*(np.stack(part) for part in zip(*after, strict=True)))
+
+
+def observer_tolerance(spec: ControlSpec, observer: Observer, *, seed: int = 0) -> float:
+    """How far one step of an exported observer may be from double precision, in change scales of the measurement."""
+    given, start = random_observations(spec, observer, SAMPLES, seed), spec.layout.command_start
+    double, single = (exact_observations(spec, observer, given, kind) for kind in (np.float64, np.float32))
+    unit = np.tile(np.asarray(spec.scales.change_scale), 1 + spec.layout.measurement_memory)
+    off = np.abs(single.state[:, :start] - double.state[:, :start]) / unit
+    return max(LEAST, MARGIN * float(off.max()))
+
+
+def _as_type(parameters: ObserverParameters, kind: Any) -> ObserverParameters:
+    """The parameters, as they are in single precision, in another type."""
+    layers = tuple(
+        (np.asarray(w, np.float32).astype(kind), np.asarray(b, np.float32).astype(kind)) for w, b in parameters.layers
+    )
+    return ObserverParameters(layers, *(np.asarray(part, np.float32).astype(kind) for part in parameters[1:]))

@@ -1,4 +1,7 @@
-"""A policy as C99: one source file, a header and a test with its vector. No allocation, no library but libm."""
+"""A policy as C99: one source file, a header and a test with its vectors. No allocation, no library but libm.
+
+Where the policy has an observer, the same files hold it (`c_observer`).
+"""
 
 import re
 from collections.abc import Sequence
@@ -6,9 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard.numpy_observer import Observer
 from firsthand_onboard.policy import Layer
 
 from .accuracy import exact_commands, random_inputs
+from .c_observer import observer_definitions, observer_header, observer_source, observer_test
+from .c_values import c_array, c_number, network_calls, network_tables
 from .card import ModelCard
 
 VECTORS = 16
@@ -21,13 +27,15 @@ def identifier(robot: str) -> str:
     return name if name and not name[0].isdigit() else f"robot_{name}".strip("_")
 
 
-def c_files(spec: ControlSpec, layers: Sequence[Layer], card: ModelCard, *, seed: int = 0) -> dict[str, str]:
-    """File names and texts: source, header, and a program that checks the test vector."""
+def c_files(
+    spec: ControlSpec, layers: Sequence[Layer], card: ModelCard, observer: Observer | None = None, *, seed: int = 0
+) -> dict[str, str]:
+    """File names and texts: source, header, and a program that checks the test vectors."""
     name = identifier(spec.robot)
     return {
-        f"{name}_policy.h": _header(name, spec, card),
-        f"{name}_policy.c": _source(name, spec, layers, card),
-        f"{name}_policy_test.c": _test(name, spec, layers, card, seed),
+        f"{name}_policy.h": _header(name, spec, card, observer),
+        f"{name}_policy.c": _source(name, spec, layers, card, observer),
+        f"{name}_policy_test.c": _test(name, spec, layers, card, observer, seed),
     }
 
 
@@ -44,8 +52,36 @@ def _same_policy(name: str, card: ModelCard) -> str:
 """
 
 
-def _header(name: str, spec: ControlSpec, card: ModelCard) -> str:
+PLAIN_MEMORY = """/* What the policy remembers between steps: measurements and commands. */
+typedef struct {{
+    float state[{upper}_STATE];
+    float command[{upper}_COMMANDS]; /* applied last */
+    int moving;
+}} {name}_memory;
+"""
+OBSERVED_MEMORY = """/* What the policy remembers between steps: the estimate, and the command. */
+typedef struct {{
+    {name}_observer observer;
+    float command[{upper}_COMMANDS]; /* applied last */
+    int moving;
+}} {name}_memory;
+"""
+PLAIN_STEP = """\
+/* One control period: from what is measured now and the reference (row 0 now, the others ahead) to the command.
+ * Where a measurement is missing (NaN or infinite), the one before is held; for how long is the caller's to decide. The
+ * command is not finite where a measurement has never come yet, or where the points are not finite: do not apply it. It
+ * is not remembered. Returns the status. */"""
+OBSERVED_STEP = """\
+/* One control period: from what is measured now and the reference (row 0 now, the others ahead) to the command. The
+ * policy sees the observer's estimate, which begins with the first step. Where a measurement is missing (NaN or
+ * infinite), it is predicted; after {upper}_MAX_MISSING steps the status has {upper}_LOST: stop the robot. The command
+ * is not finite where a measurement has never come yet, or where the points are not finite: do not apply it. It is not
+ * remembered. Returns the status. */"""
+
+
+def _header(name: str, spec: ControlSpec, card: ModelCard, observer: Observer | None) -> str:
     layout, upper = spec.layout, name.upper()
+    memory, step = (PLAIN_MEMORY, PLAIN_STEP) if observer is None else (OBSERVED_MEMORY, OBSERVED_STEP)
     return f"""{_comment(card)}#ifndef {upper}_POLICY_H
 #define {upper}_POLICY_H
 
@@ -60,24 +96,23 @@ extern "C" {{
 #define {upper}_STATE {layout.size}
 #define {upper}_POINTS {1 + len(spec.preview)} /* of the reference: now and ahead */
 #define {upper}_PERIOD_S {spec.period_s:.9g}
+#define {upper}_HAS_OBSERVER {int(observer is not None)}
+{observer_definitions(name, observer)}
+/* The status of a step: the sum of what happened in it. */
+#define {upper}_MISSING 1 /* a measurement was missing */
+#define {upper}_NO_COMMAND 2 /* the command is not finite: do not apply it */
+#define {upper}_CLIPPED 4 /* with an observer: a measurement was far from what was expected and counts in part */
+#define {upper}_RESTARTED 8 /* with an observer: the estimate of an entry restarted from its measurement */
+#define {upper}_LOST 16 /* with an observer: a measurement is missing for longer than may be predicted */
 
-/* What the policy remembers between steps: measurements and commands. */
-typedef struct {{
-    float state[{upper}_STATE];
-    float command[{upper}_COMMANDS];
-    int moving;
-}} {name}_memory;
-
+{observer_header(name, observer)}{memory.format(name=name, upper=upper)}
 /* Before the first step of a robot that stands still; neutral is the command with which it does. */
 void {name}_begin({name}_memory *memory, const float *measured, const float *neutral);
 
-/* One control period: from what is measured now and the reference (row 0 now, the others ahead) to the command.
- * Where a measurement is missing (NaN or infinite), the one before is held; for how long is the caller's to decide. The
- * command is not finite where a measurement has never come yet, or where the points are not finite: do not apply it. It
- * is not remembered. */
-void {name}_step({name}_memory *memory, const float *measured, const float *points, float *command);
+{step.format(upper=upper)}
+int {name}_step({name}_memory *memory, const float *measured, const float *points, float *command);
 
-/* After a step, when something between policy and robot changed the command: what was really applied. Where that is not
+/* After a step, if something between policy and robot changed the command: what was really applied. Where that is not
  * finite, the command before is kept. */
 void {name}_applied({name}_memory *memory, const float *command);
 
@@ -95,20 +130,6 @@ void {name}_evaluate(const float *state, const float *points, float *command);
 """
 
 
-def _array(kind: str, name: str, values: np.ndarray | Sequence[float]) -> str:
-    items = [_number(value) for value in np.asarray(values).reshape(-1)]
-    rows = [", ".join(items[i : i + 8]) for i in range(0, len(items), 8)]
-    return f"static const {kind} {name}[{len(items)}] = {{\n    " + ",\n    ".join(rows) + "};\n"
-
-
-def _number(value: float) -> str:
-    """The shortest text that reads back as the same single-precision number."""
-    if float(value).is_integer() and isinstance(value, int | np.integer):
-        return str(int(value))
-    text = f"{np.float32(value):.9g}"
-    return f"{text}f" if any(mark in text for mark in ".en") else f"{text}.0f"
-
-
 def _tip(spec: ControlSpec) -> str:
     """Statements that set `tip` from `measured`."""
     if not isinstance(spec.kinematics, PlanarChain):
@@ -116,39 +137,83 @@ def _tip(spec: ControlSpec) -> str:
     chain = spec.kinematics
     lines = [
         "    float angle = 0.0f, c, s, along;\n",
-        f"    tip[0] = {_number(chain.base[0])};\n",
-        f"    tip[1] = {_number(chain.base[1])};\n",
+        f"    tip[0] = {c_number(chain.base[0])};\n",
+        f"    tip[1] = {c_number(chain.base[1])};\n",
     ]
     for joint, entry in zip(chain.joints, spec.layout.position, strict=True):
         if joint.kind == "revolute":
-            lines.append(f"    angle += state[{entry}];\n    along = {_number(joint.along)};\n")
+            lines.append(f"    angle += state[{entry}];\n    along = {c_number(joint.along)};\n")
         else:
-            lines.append(f"    along = {_number(joint.along)} + state[{entry}];\n")
-        across = _number(joint.perpendicular)
+            lines.append(f"    along = {c_number(joint.along)} + state[{entry}];\n")
+        across = c_number(joint.perpendicular)
         lines.append("    c = cosf(angle);\n    s = sinf(angle);\n")
         lines.append(f"    tip[0] += c * along + s * {across};\n    tip[1] += c * {across} - s * along;\n")
     return "".join(lines)
 
 
-def _source(name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCard) -> str:
+PLAIN_FUNCTIONS = (
+    """void {name}_begin({name}_memory *memory, const float *measured, const float *neutral)
+{{
+    for (int i = 0; i < COMMANDS; i++) memory->command[i] = neutral[i];
+    stand(memory->state, measured, neutral);
+    memory->moving = 0;
+}}
+""",
+    """    float *state = memory->state, held[MEASURED];
+    int status = 0, whole = 1; /* every measurement has come before */
+    for (int i = 0; i < MEASURED; i++) {{
+        if (!isfinite(state[i])) whole = 0;
+        if (!isfinite(measured[i])) status = {upper}_MISSING;
+        held[i] = isfinite(measured[i]) ? measured[i] : state[i];
+    }}
+    if (!whole) {{
+        stand(state, held, memory->command);
+    }} else {{
+        if (memory->moving) move_on(state, memory->command);
+        for (int i = 0; i < MEASURED; i++) state[i] = held[i];
+    }}
+    {name}_evaluate(state, points, command);
+""",
+)
+OBSERVED_FUNCTIONS = (
+    """void {name}_begin({name}_memory *memory, const float *measured, const float *neutral)
+{{
+    for (int i = 0; i < COMMANDS; i++) memory->command[i] = neutral[i];
+    {name}_observer_start(&memory->observer, measured, neutral);
+    memory->moving = 0;
+}}
+""",
+    """    {name}_observer *observer = &memory->observer;
+    int status = 0;
+    if (memory->moving) {{
+        status = {name}_observer_step(observer, memory->command, measured);
+    }} else {{ /* a motion begins with the newest measurement */
+        float held[MEASURED];
+        for (int i = 0; i < MEASURED; i++) {{
+            if (!isfinite(measured[i])) status = {upper}_MISSING;
+            held[i] = isfinite(measured[i]) ? measured[i] : observer->state[i];
+        }}
+        {name}_observer_start(observer, held, memory->command);
+    }}
+    {name}_evaluate(observer->state, points, command);
+""",
+)
+
+
+def _source(name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCard, observer: Observer | None) -> str:
     layout, scales, upper = spec.layout, spec.scales, name.upper()
     low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
     tables = [
-        _array("float", "center", scales.measured_center),
-        _array("float", "scale", scales.measured_scale),
-        _array("float", "change", scales.change_scale),
-        _array("float", "middle", (low + high) / 2),
-        _array("float", "half", (high - low) / 2),
-        _array("int", "ahead", np.asarray((0, *spec.preview), int)),
+        c_array("float", "center", scales.measured_center),
+        c_array("float", "scale", scales.measured_scale),
+        c_array("float", "change", scales.change_scale),
+        c_array("float", "middle", (low + high) / 2),
+        c_array("float", "half", (high - low) / 2),
+        c_array("int", "ahead", np.asarray((0, *spec.preview), int)),
+        *network_tables("", layers),
     ]
-    calls, source = [], "features"
-    for i, (weight, bias) in enumerate(layers):
-        weight = np.asarray(weight, np.float32)
-        # By input, so that the inner loop runs over outputs and compilers can take several at a time.
-        tables += [_array("float", f"weight{i}", weight.T), _array("float", f"bias{i}", np.asarray(bias, np.float32))]
-        calls.append(f"    layer(weight{i}, bias{i}, {source}, {weight.shape[1]}, out{i}, {weight.shape[0]});\n")
-        source = f"out{i}"
-    outs = ", ".join(f"out{i}[{len(bias)}]" for i, (_, bias) in enumerate(layers))
+    outs, calls, source = network_calls("", layers)
+    begin, step = PLAIN_FUNCTIONS if observer is None else OBSERVED_FUNCTIONS
     return f"""{_comment(card)}#include "{name}_policy.h"
 
 {_same_policy(name, card)}
@@ -156,6 +221,7 @@ def _source(name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCa
 #error "with -ffast-math a measurement that is missing goes unseen: compile without it"
 #endif
 
+#include <limits.h>
 #include <math.h>
 
 enum {{
@@ -170,8 +236,8 @@ enum {{
 }};
 
 {"".join(tables)}
-static void layer(const float *restrict weight, const float *restrict bias, const float *restrict in, int inputs,
-                  float *restrict out, int outputs)
+static void affine(const float *restrict weight, const float *restrict bias, const float *restrict in, int inputs,
+                   float *restrict out, int outputs)
 {{
     for (int o = 0; o < outputs; o++) out[o] = bias[o];
     int i = 0;
@@ -183,7 +249,42 @@ static void layer(const float *restrict weight, const float *restrict bias, cons
     }}
     for (; i < inputs; i++)
         for (int o = 0; o < outputs; o++) out[o] += weight[(long)i * outputs + o] * in[i];
+}}
+
+static void layer(const float *restrict weight, const float *restrict bias, const float *restrict in, int inputs,
+                  float *restrict out, int outputs)
+{{
+    affine(weight, bias, in, inputs, out, outputs);
     for (int o = 0; o < outputs; o++) out[o] = tanhf(out[o]);
+}}
+
+/* The state, every entry of order one; returns how many. */
+static int robot_features(const float *state, float *features)
+{{
+    int at = 0;
+    for (int i = 0; i < MEASURED; i++) features[at++] = (state[i] - center[i]) / scale[i];
+    for (int j = 1; j <= EARLIER; j++)
+        for (int i = 0; i < MEASURED; i++) features[at++] = (state[i] - state[j * MEASURED + i]) / change[i];
+    for (int i = FIRST_COMMAND; i < STATE; i++) {{
+        const int channel = (i - FIRST_COMMAND) % COMMANDS;
+        features[at++] = (state[i] - middle[channel]) / half[channel];
+    }}
+    return at;
+}}
+
+/* Both registers move on by one; the newest measurement stays until it is overwritten. */
+static void move_on(float *state, const float *command)
+{{
+    for (int i = FIRST_COMMAND - 1; i >= MEASURED; i--) state[i] = state[i - MEASURED];
+    for (int i = STATE - 1; i >= FIRST_COMMAND + COMMANDS; i--) state[i] = state[i - COMMANDS];
+    for (int i = 0; i < COMMANDS; i++) state[FIRST_COMMAND + i] = command[i];
+}}
+
+/* As if it had been standing like this, with this command, for a long time. */
+static void stand(float *state, const float *measured, const float *command)
+{{
+    for (int i = 0; i < FIRST_COMMAND; i++) state[i] = measured[i % MEASURED];
+    for (int i = FIRST_COMMAND; i < STATE; i++) state[i] = command[(i - FIRST_COMMAND) % COMMANDS];
 }}
 
 static void tracked_output(const float *state, float *tip)
@@ -193,57 +294,22 @@ static void tracked_output(const float *state, float *tip)
 void {name}_evaluate(const float *state, const float *points, float *command)
 {{
     float features[FEATURES], tip[OUTPUTS], {outs};
-    int at = 0;
-    for (int i = 0; i < MEASURED; i++) features[at++] = (state[i] - center[i]) / scale[i];
-    for (int j = 1; j <= EARLIER; j++)
-        for (int i = 0; i < MEASURED; i++) features[at++] = (state[i] - state[j * MEASURED + i]) / change[i];
-    for (int i = FIRST_COMMAND; i < STATE; i++) {{
-        const int channel = (i - FIRST_COMMAND) % COMMANDS;
-        features[at++] = (state[i] - middle[channel]) / half[channel];
-    }}
+    int at = robot_features(state, features);
     tracked_output(state, tip);
-    for (int i = 0; i < OUTPUTS; i++) features[at++] = (points[i] - tip[i]) / {_number(scales.error)};
+    for (int i = 0; i < OUTPUTS; i++) features[at++] = (points[i] - tip[i]) / {c_number(scales.error)};
     for (int p = 1; p < POINTS; p++)
         for (int i = 0; i < OUTPUTS; i++)
-            features[at++] = (points[p * OUTPUTS + i] - points[i]) / {_number(scales.preview)};
-{"".join(calls)}    for (int i = 0; i < COMMANDS; i++) command[i] = middle[i] + half[i] * {source}[i];
+            features[at++] = (points[p * OUTPUTS + i] - points[i]) / {c_number(scales.preview)};
+{calls}    for (int i = 0; i < COMMANDS; i++) command[i] = middle[i] + half[i] * {source}[i];
 }}
 
-/* As if it had been standing like this, with the remembered command, for a long time. */
-static void stand({name}_memory *memory, const float *measured)
+{"" if observer is None else observer_source(name, spec, observer)}{begin.format(name=name)}
+int {name}_step({name}_memory *memory, const float *measured, const float *points, float *command)
 {{
-    for (int j = 0; j <= EARLIER; j++)
-        for (int i = 0; i < MEASURED; i++) memory->state[j * MEASURED + i] = measured[i];
-    for (int i = FIRST_COMMAND; i < STATE; i++) memory->state[i] = memory->command[(i - FIRST_COMMAND) % COMMANDS];
-}}
-
-void {name}_begin({name}_memory *memory, const float *measured, const float *neutral)
-{{
-    for (int i = 0; i < COMMANDS; i++) memory->command[i] = neutral[i];
-    stand(memory, measured);
-    memory->moving = 0;
-}}
-
-void {name}_step({name}_memory *memory, const float *measured, const float *points, float *command)
-{{
-    float *state = memory->state, held[MEASURED];
-    int whole = 1; /* every measurement has come before */
-    for (int i = 0; i < MEASURED; i++) {{
-        if (!isfinite(state[i])) whole = 0;
-        held[i] = isfinite(measured[i]) ? measured[i] : state[i];
-    }}
-    if (!whole) {{
-        stand(memory, held);
-    }} else {{
-        if (memory->moving) {{
-            for (int i = FIRST_COMMAND - 1; i >= MEASURED; i--) state[i] = state[i - MEASURED];
-            for (int i = STATE - 1; i >= FIRST_COMMAND + COMMANDS; i--) state[i] = state[i - COMMANDS];
-            for (int i = 0; i < COMMANDS; i++) state[FIRST_COMMAND + i] = memory->command[i];
-        }}
-        for (int i = 0; i < MEASURED; i++) state[i] = held[i];
-    }}
-    {name}_evaluate(state, points, command);
+{step.format(name=name, upper=upper)}    for (int i = 0; i < COMMANDS; i++)
+        if (!isfinite(command[i])) status |= {upper}_NO_COMMAND;
     {name}_applied(memory, command);
+    return status;
 }}
 
 void {name}_applied({name}_memory *memory, const float *command)
@@ -264,12 +330,16 @@ void {name}_points(const float *reference, int length, int step, float *points)
 """
 
 
-def _test(name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCard, seed: int) -> str:
+def _test(
+    name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCard, observer: Observer | None, seed: int
+) -> str:
     upper = name.upper()
+    watch, watching = ("", "") if observer is None else observer_test(name, spec, observer, card, VECTORS, seed)
+    what = "policy against its test vector" if observer is None else "policy and observer against their test vectors"
     states, points = random_inputs(spec, VECTORS, seed)
     expected = exact_commands(spec, layers, states, points)
     low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
-    return f"""/* Checks the policy against its test vector: cc -std=c99 -O3 {name}_policy.c {name}_policy_test.c -lm */
+    return f"""/* Checks the {what}: cc -std=c99 -O3 {name}_policy.c {name}_policy_test.c -lm */
 #include "{name}_policy.h"
 
 {_same_policy(name, card)}
@@ -277,8 +347,8 @@ def _test(name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCard
 #include <stdio.h>
 
 enum {{ VECTORS = {VECTORS} }};
-{_array("float", "states", states)}{_array("float", "points", points)}{_array("float", "expected", expected)}\
-{_array("float", "half", (high - low) / 2)}
+{c_array("float", "states", states)}{c_array("float", "points", points)}{c_array("float", "expected", expected)}\
+{c_array("float", "half", (high - low) / 2)}{watch}
 int main(void)
 {{
     const double allowed = {card.tolerance:.3g}; /* rounding in single precision */
@@ -292,6 +362,6 @@ int main(void)
         }}
     }}
     printf("largest difference %.3g of half a command range; allowed is %.3g\\n", worst, allowed);
-    return worst <= allowed ? 0 : 1;
+{watching}    return worst <= allowed ? 0 : 1;
 }}
 """

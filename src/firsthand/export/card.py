@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.numpy_observer import Observer, observer_arrays, observer_digest
 from firsthand_onboard.policy import Layer
 from firsthand_onboard.policy_file import policy_to_bytes
 
 from ..units import METRES, unit_of
-from .accuracy import tolerance
+from .accuracy import observer_tolerance, tolerance
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class ModelCard:
     outputs: int
     """Coordinates of the tracked output."""
     sha256: str
-    """Of specification and weights as safetensors."""
+    """Of specification, weights and observer as safetensors."""
     spec_sha256: str
     """Of the control specification alone."""
     tolerance: float
@@ -51,6 +52,14 @@ class ModelCard:
     """Measurements that are counted on where an angle would jump at ±π."""
     unit: str = METRES.name
     """Of the tracked output."""
+    observer_sha256: str = ""
+    """Of the observer alone; empty where there is none, and the policy sees the measurements themselves."""
+    observer_max_missing: int = 0
+    """Steps that the observer predicts a missing measurement through."""
+    observer_restart_after: int = 0
+    """An entry of the estimate restarts from its measurement after as many clipped innovations in a row."""
+    observer_tolerance: float = 0.0
+    """How far a step of an exported observer may be from double precision, in change scales of the measurement."""
 
     @staticmethod
     def of(
@@ -63,8 +72,17 @@ class ModelCard:
         unit: str = METRES.name,
         learned_on: str | None = None,
         angles: Sequence[int] = (),
+        observer: Observer | None = None,
     ) -> "ModelCard":
         """The card of a policy. `angles` are entries of the measurement."""
+        observed: dict[str, Any] = {}
+        if observer is not None:
+            observed = {
+                "observer_sha256": observer_digest(observer_arrays(observer)),
+                "observer_max_missing": observer.settings.max_missing,
+                "observer_restart_after": observer.settings.restart_after,
+                "observer_tolerance": observer_tolerance(spec, observer),
+            }
         return ModelCard(
             robot=spec.robot,
             learned_on=learned_on or spec.robot,
@@ -78,11 +96,12 @@ class ModelCard:
             command_high=spec.limits.command_high,
             preview=spec.preview,
             outputs=spec.num_outputs,
-            sha256=hashlib.sha256(policy_to_bytes(spec, layers)).hexdigest(),
+            sha256=hashlib.sha256(policy_to_bytes(spec, layers, observer)).hexdigest(),
             spec_sha256=spec.digest(),
             tolerance=tolerance(spec, layers),
             angles=tuple(spec.layout.measured[i] for i in angles),
             unit=unit,
+            **observed,
         )
 
     @property
@@ -111,5 +130,18 @@ class ModelCard:
             "Commands: " + ", ".join(f"{name} {low:g} to {high:g}" for name, low, high in limits) + ".",
             f"Reference: {self.outputs} coordinates now and {', '.join(map(str, self.preview))} steps ahead.",
             f"Single precision, as in C and ONNX: within {self.tolerance:.2g} of half a command range of double.",
+            *self._about_the_observer(),
             f"SHA-256 of specification and weights: {self.sha256}.",
+        ]
+
+    def _about_the_observer(self) -> list[str]:
+        if not self.observer_sha256:
+            return ["No observer: the policy sees the measurements themselves."]
+        lasts = f"{self.observer_max_missing} steps ({self.observer_max_missing * self.period_s:g} s)"
+        return [
+            "Observer: the policy sees an estimate from a model and the measurements; it was trained on that.",
+            f"A missing measurement is predicted for up to {lasts}; after that the robot must be stopped.",
+            f"An entry restarts from its measurement after {self.observer_restart_after} in a row that do not fit.",
+            f"Observer in single precision: within {self.observer_tolerance:.2g} change scales of double in each step.",
+            f"SHA-256 of the observer: {self.observer_sha256}.",
         ]

@@ -3,37 +3,43 @@
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from firsthand_onboard.policy import Layer
 from firsthand_onboard.policy_file import policy_to_bytes
 
 from ..errors import UserError, suggest
+from ..models import Controller
 from ..robots.user_file import short_name
 from ..runs import atomic
 from ..training.run import Run
 from .c_source import c_files, identifier
 from .card import ModelCard
-from .onnx_graph import onnx_model
+from .onnx_graph import observer_model, onnx_model
 from .robot_log import mcap_log
 
 Files = dict[str, bytes]
 
 
-def _c(run: Run, layers: list[Layer], card: ModelCard) -> Files:
-    return {name: text.encode() for name, text in c_files(run.description.spec, layers, card).items()}
+def _c(controller: Controller, card: ModelCard) -> Files:
+    files = c_files(controller.spec, controller.policy.layers, card, controller.observer)
+    return {name: text.encode() for name, text in files.items()}
 
 
-def _onnx(run: Run, layers: list[Layer], card: ModelCard) -> Files:
-    return {f"{identifier(card.robot)}_policy.onnx": onnx_model(run.description.spec, layers, card)}
+def _onnx(controller: Controller, card: ModelCard) -> Files:
+    name, spec, observer = identifier(card.robot), controller.spec, controller.observer
+    files = {f"{name}_policy.onnx": onnx_model(spec, controller.policy.layers, card)}
+    if observer is not None:
+        files[f"{name}_observer.onnx"] = observer_model(spec, observer, card)
+    return files
 
 
-def _safetensors(run: Run, layers: list[Layer], card: ModelCard) -> Files:
-    return {f"{identifier(card.robot)}_policy.safetensors": policy_to_bytes(run.description.spec, layers)}
+def _safetensors(controller: Controller, card: ModelCard) -> Files:
+    data = policy_to_bytes(controller.spec, controller.policy.layers, controller.observer)
+    return {f"{identifier(card.robot)}_policy.safetensors": data}
 
 
-POLICY_FORMATS: dict[str, Callable[[Run, list[Layer], ModelCard], Files]] = {
+POLICY_FORMATS: dict[str, Callable[[Controller, ModelCard], Files]] = {
     "c": _c,
     "onnx": _onnx,
     "safetensors": _safetensors,
@@ -41,10 +47,13 @@ POLICY_FORMATS: dict[str, Callable[[Run, list[Layer], ModelCard], Files]] = {
 FORMATS = (*POLICY_FORMATS, "mcap")
 
 
-def write_export(path: Path, kind: str, out: Path | None = None, episode: int | None = None) -> list[Path]:
+def write_export(
+    path: Path, kind: str, out: Path | None = None, episode: int | None = None, *, needs_observer: bool = False
+) -> list[Path]:
     """Write the kept policy of a run, or that of an episode, to a folder; `mcap` writes what the robot did.
 
-    Returns what was written. Without `out` the folder is `export` in the run's own.
+    A policy that was trained with an observer leaves with it; `needs_observer` refuses one that was not. Returns what
+    was written. Without `out` the folder is `export` in the run's own.
     """
     if kind not in FORMATS:
         raise UserError(f"There is no format {kind!r}{suggest(kind, FORMATS)}; known are {', '.join(FORMATS)}.")
@@ -53,21 +62,27 @@ def write_export(path: Path, kind: str, out: Path | None = None, episode: int | 
     if kind == "mcap":
         if episode is not None:
             raise UserError("--episode is for policies; --format mcap writes all episodes.")
+        if needs_observer:
+            raise UserError("--observer is for policies; --format mcap writes what the robot did.")
         if not run.episodes():
             raise UserError(f"{run.path} has no finished episode yet.")
-        files = {f"{identifier(run.description.name)}.mcap": mcap_log(run)}
+        files, obsolete = {f"{identifier(run.description.name)}.mcap": mcap_log(run)}, set()
     else:
-        layers, card = policy_and_card(run, episode)
-        files = POLICY_FORMATS[kind](run, layers, card)
+        controller, card = controller_and_card(run, episode)
+        if needs_observer and controller.observer is None:
+            raise UserError(f"the policy of episode {card.episode} of {run.path} was trained without an observer.")
+        files = POLICY_FORMATS[kind](controller, card)
+        # Of an earlier policy, which had an observer.
+        obsolete = {f"{identifier(card.robot)}_observer.onnx"} - set(files) if kind == "onnx" else set()
         # A card per format: the folder may hold another episode's policy in another one.
         text = "# Model card\n\n" + "".join(f"- {line}\n" for line in card.lines())
         files[f"{identifier(card.robot)}_policy.{kind}.md"] = text.encode()
-    _write_all(folder, files)
+    _write_all(folder, files, obsolete)
     return [folder / name for name in files]
 
 
-def _write_all(folder: Path, files: Files) -> None:
-    """All files or none: every one is on the disk before the first takes its name."""
+def _write_all(folder: Path, files: Files, obsolete: Iterable[str]) -> None:
+    """All files or none: every one is on the disk before the first takes its name. Then obsolete ones go."""
     staged = folder / f".{secrets.token_hex(4)}.tmp"
     atomic.make_folder(staged)
     try:
@@ -75,6 +90,8 @@ def _write_all(folder: Path, files: Files) -> None:
             atomic.write_bytes(staged / name, data)
         for name in files:
             os.replace(staged / name, folder / name)
+        for name in obsolete:
+            (folder / name).unlink(missing_ok=True)
         atomic.sync(folder)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {atomic.cause(error)}.") from error
@@ -82,20 +99,21 @@ def _write_all(folder: Path, files: Files) -> None:
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def policy_and_card(run: Run, episode: int | None) -> tuple[list[Layer], ModelCard]:
-    """The weights, and what is known about them."""
+def controller_and_card(run: Run, episode: int | None) -> tuple[Controller, ModelCard]:
+    """Policy and observer, and what is known about them."""
     ran = run.kept_episode() if episode is None else episode
-    policy = run.kept_policy() if episode is None else run.policy(episode)
+    controller = run.kept_controller() if episode is None else run.controller(episode)
     name = short_name(run.config.robot)
     errors = {row["episode"]: row["tracking_error"] for row in run.metrics()}
     card = ModelCard.of(
         run.description.spec,
-        policy.layers,
+        controller.policy.layers,
         run=run.path.name,
         episode=ran or 0,
         tracking_error=errors.get(ran),
         unit=run.description.unit,
         learned_on=f"the learned simulator {name}" if run.description.kind == "learned simulator" else name,
         angles=run.description.angles,
+        observer=controller.observer,
     )
-    return list(policy.layers), card
+    return controller, card

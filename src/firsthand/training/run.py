@@ -14,7 +14,7 @@ from ..console import notify
 from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..evaluation.oracle import OracleResult
-from ..models import Policy
+from ..models import Controller, Policy
 from ..robots import AbstractRobot, EpisodeRecord
 from ..robots.description import RobotDescription, spec_difference
 from ..robots.registry import NamedRobot, find_robot
@@ -78,17 +78,25 @@ class Run:
         return record
 
     def policy(self, episode: int) -> Policy:
-        """The policy that ran an episode."""
-        return self._policy(self._episode(episode), f"episode {episode}")
+        """The policy that ran an episode, without its observer."""
+        return self.controller(episode).policy
+
+    def controller(self, episode: int) -> Controller:
+        """The policy that ran an episode, with its observer where it had one."""
+        return self._controller(self._episode(episode), f"episode {episode}")
 
     def kept_policy(self) -> Policy:
-        """The best policy that the robot has proven."""
+        """The best policy that the robot has proven, without its observer."""
+        return self.kept_controller().policy
+
+    def kept_controller(self) -> Controller:
+        """The best policy that the robot has proven, with its observer where it had one."""
         best = self.folder.load_best()
         if best is None and not self.episodes():
             raise UserError(f"{self.path} has no finished episode yet.")
         if best is None:
             raise UserError(f"no episode of {self.path} has proven a policy yet; give --episode, or evaluate --newest.")
-        return self._policy(best[0], "best.safetensors")
+        return self._controller(best[0], "best.safetensors")
 
     def kept_episode(self) -> int | None:
         """The episode that the kept policy ran; None while there is none."""
@@ -107,7 +115,7 @@ class Run:
             if name.startswith(CHECKPOINT_POLICY):
                 layer, _, part = name.removeprefix(CHECKPOINT_POLICY).partition(".")
                 layers[f"policy.{layer}.{'bias' if part == '1' else 'weight'}"] = array
-        return self._policy(layers, f"the checkpoint of episode {checkpoint.episode}")
+        return self._controller(layers, f"the checkpoint of episode {checkpoint.episode}").policy
 
     # Evaluations: made where the robot is at hand, read anywhere.
 
@@ -150,7 +158,7 @@ class Run:
 
     def evaluate(self, robot: AbstractRobot, episode: int, oracle: OracleResult | None = None) -> Evaluation:
         """Let the robot follow the evaluation references with the policy of an episode, and keep what came out."""
-        result = evaluate(robot, self.policy(episode))
+        result = evaluate(robot, self.controller(episode))
         self.save_evaluation(episode, result, oracle)
         return result
 
@@ -193,7 +201,7 @@ class Run:
             raise UserError(f"episode is {episode}, but {self.path} holds episodes {held}.")
         return self.folder.load_episode(episode)[0]
 
-    def _policy(self, arrays: Mapping[str, np.ndarray], where: str) -> Policy:
+    def _controller(self, arrays: Mapping[str, np.ndarray], where: str) -> Controller:
         spec = self.description.spec
         sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
         with self._reading(where):
@@ -201,7 +209,7 @@ class Run:
                 for name, shape in ((f"policy.{i}.weight", (after, width)), (f"policy.{i}.bias", (after,))):
                     if arrays[name].shape != shape:
                         raise ValueError(f"{name} has the shape {arrays[name].shape}, but must have {shape}")
-            return Policy.from_arrays(spec, dict(arrays))
+            return Controller.from_arrays(spec, arrays)
 
     @contextlib.contextmanager
     def _reading(self, where: str) -> Iterator[None]:
@@ -215,9 +223,9 @@ class Run:
 
 
 def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of the policy among named arrays."""
+    """SHA-256 of policy and observer among named arrays."""
     digest = hashlib.sha256()
-    for name in sorted(name for name in arrays if name.startswith("policy.")):
+    for name in sorted(name for name in arrays if name.startswith(("policy.", "observer."))):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
     return digest.hexdigest()

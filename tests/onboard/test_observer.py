@@ -36,6 +36,7 @@ from firsthand_onboard.features import (
     next_state,
     robot_features,
 )
+from firsthand_onboard.gate import LOST_MEASUREMENT
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.loop import Executor
 from firsthand_onboard.numpy_observer import observer_arrays, observer_digest
@@ -468,6 +469,44 @@ def test_a_measurement_that_stays_away_ends_the_trajectory_with_a_fault():
     assert ran.fault
     assert ran.ended == "no measurement of v for more than 3 steps, as long as the observer may predict"
     assert ran.valid.sum() == 7  # three with a measurement, three predicted, and the one that was too many
+
+
+def test_a_short_gap_is_predicted_and_the_motion_goes_on():
+    """The policy sees predictions, the gate lets nothing but neutral through, and nothing restarts."""
+    observer = NumpyObserver(SMALL, random_parameters(SMALL), ObserverSettings.of(SMALL, clip=100.0))
+    policy, seen = random_policy(SMALL), []
+    _, measured = random_motion(SMALL, 11)
+    measured[5:7, 1] = np.nan
+
+    def listening(state: np.ndarray, points: np.ndarray) -> np.ndarray:
+        seen.append(state.copy())
+        return policy(state, points)
+
+    executor = Executor(SMALL, Readings(measured), GateLimits.wide(SMALL, None), LockStep(SMALL.period_s))
+    ran = executor.visit(listening, np.zeros(1), observer=observer)  # pyright: ignore[reportArgumentType]
+    assert ran.ended == "done"
+    assert ran.restarts is not None
+    assert ran.restarts.sum() == 0
+    carry = start_motion(SMALL, seen[0])
+    for k, command in enumerate(ran.commands[:-1]):
+        np.testing.assert_array_equal(command == 0, k in (5, 6))  # proposed on these measurements
+        carry = observe(SMALL, observer.parameters, observer.settings, carry, command, measured[k + 1])
+        np.testing.assert_allclose(seen[k + 1], carry.state, atol=2e-5, rtol=2e-5)
+        assert carry.missing[1] == {4: 1, 5: 2}.get(k, 0)
+    np.testing.assert_array_equal(np.isnan(ran.measured), np.isnan(measured[:11]))
+    assert np.abs(seen[5][1] - seen[4][1]) > 1e-3  # not the value before
+
+
+def test_the_gates_own_limit_comes_first():
+    """The observer could predict five steps, but the gate stops in the fourth without a measurement."""
+    observer = NumpyObserver(SMALL, still(SMALL), ObserverSettings.of(SMALL))
+    measured = np.zeros((20, 2), np.float32)
+    measured[4:, 1] = np.nan
+    executor = Executor(SMALL, Readings(measured), GateLimits.of(SMALL), LockStep(SMALL.period_s))
+    ran = executor.visit(random_policy(SMALL), np.zeros(1), observer=observer)
+    assert (ran.ended, ran.fault) == (LOST_MEASUREMENT, True)
+    assert observer.fault == ""
+    assert ran.valid.sum() == 7
 
 
 # The policy file

@@ -26,6 +26,7 @@ from firsthand.training.learning import as_rollout
 from firsthand_onboard import PlanarChain, PlanarJoint
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.kinematics import output_of_positions
+from firsthand_onboard.observer import ObserverSettings
 from firsthand_onboard.policy import expected_shapes
 
 PERIOD = 0.1
@@ -581,3 +582,39 @@ def test_a_policy_with_an_observer_sees_its_estimate_and_begins_anew_after_a_res
     assert np.abs(other.starts[1, :2] - other.measured[1, 0]).max() > 1e-3  # the estimate goes on
     np.testing.assert_allclose(other.references[:, 0, 0], other.measured[:, 0, 0], atol=1e-6)
     assert len(lazy.follow(Controller(policy, slow), lazy.task.evaluation(0.3))) > 0
+
+
+@pytest.mark.parametrize("gap", [3, 4])
+def test_an_observer_predicts_what_is_missing_up_to_its_limit(gap: int) -> None:
+    """Without an observer the trajectory is cut at once; with one it goes on, and is cut after three steps."""
+
+    def trouble(step: int, state: np.ndarray) -> str | None:
+        return "blind" if 5 <= step < 5 + gap else None
+
+    robot, plain = (robot_of(cart_task(lambda: Cart(trouble))) for _ in range(2))
+    policy = policy_of(robot)
+    settings = ObserverSettings.of(policy.spec, max_missing=3)
+    register = Observer.register(Dynamics.random(policy.spec, (4,), key=jax.random.key(0)), settings)
+    goals = np.full((2, 1), 0.4, np.float32)
+    plain.run_episode(policy, goals)
+    assert plain.cuts == {Outcome.NOT_FINITE: 2}
+    record = robot.run_episode(Controller(policy, register), goals)
+    np.testing.assert_array_equal(record.valid.sum(axis=1), [12 if gap == 3 else 8, 12])
+    assert np.isfinite(record.measured[0, :5]).all()
+    assert np.isnan(record.measured[0, 5 : 5 + gap, 1]).all()
+    assert np.isfinite(record.measured[0, 5 : 5 + gap, 0]).all()  # the other sensor is there
+    assert np.isfinite(record.commands).all()
+    assert np.isfinite(record.starts).all()
+    assert np.isfinite(record.references).all()
+    if gap == 3:
+        assert np.isfinite(record.measured[0, 8:]).all()
+        assert robot.notes() == []
+        return
+    assert robot.cuts == {Outcome.LOST: 1}
+    (name,) = (policy.spec.layout.measured[i] for i in policy.spec.layout.velocity)
+    assert robot.notes() == [
+        f"1 trajectory was cut short: no measurement of {name} for more than 3 steps, as long as the observer may "
+        "predict; what was seen before is used."
+    ]
+    assert np.isfinite(record.measured[1]).all()
+    robot.play(np.ones((2, 1), np.float32))  # open loop there is no observer

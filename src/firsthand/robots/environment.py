@@ -48,7 +48,9 @@ class Outcome(enum.Enum):
     ENDED = "ended"
     """The environment ended here; the step itself happened."""
     NOT_FINITE = "not finite"
-    """The observation was no number; the step counts for nothing."""
+    """The observation was no number; the step counts for nothing. An observer predicts what is missing instead."""
+    LOST = "lost"
+    """A measurement was missing for longer than the observer may predict; the step itself happened."""
 
 
 @runtime_checkable
@@ -132,7 +134,7 @@ class Driver:
         self.environment, self.spec = environment, spec
         self.env = environment.make()
         self.space = self.env.action_space
-        self.state = self.true = np.zeros(0, np.float32)
+        self.state = self.true = self.newest = np.zeros(0, np.float32)
         self._observer: NumpyObserver | None = None
         self._sensing = None if sensors is None else Sensing(sensors, seed)
         try:
@@ -159,7 +161,12 @@ class Driver:
 
     def begin(self, points: Float[np.ndarray, "points outputs"]) -> Trajectory:
         """A trajectory that begins here."""
-        return Trajectory(self.seen.copy(), self.measured(), self.true, points, self.spec)
+        return Trajectory(self.seen.copy(), self.newest, self.true, points, self.spec)
+
+    @property
+    def fault(self) -> str:
+        """Why the observer's estimate cannot be used any more; empty where it can."""
+        return "" if self._observer is None else self._observer.fault
 
     def rest(self) -> None:
         """One neutral command, so that the robot is not left with the last one."""
@@ -188,7 +195,7 @@ class Driver:
         self.true = measured
         if self._sensing is not None:
             measured = self._sensing.start(measured)
-        self.state = initial_state(self.spec.layout, measured, neutral(self.spec))
+        self.state, self.newest = initial_state(self.spec.layout, measured, neutral(self.spec)), measured
         self.turn_back()
         self.watch(self._observer)
 
@@ -205,14 +212,14 @@ class Driver:
         if shift.any():
             state = self.state.copy()
             state[: layout.command_start] += np.tile(shift, 1 + layout.measurement_memory)
-            self.state, self.true = state, self.true + shift
+            self.state, self.true, self.newest = state, self.true + shift, self.newest + shift
             if self._observer is not None:
                 self._observer.shift(shift)
             if self._sensing is not None:
                 self._sensing.shift(shift)
 
     def measured(self) -> Float[np.ndarray, " measured"]:
-        """What was measured last."""
+        """What was measured last; for what is missing the last value that came. `newest` has NaN there."""
         return measured_part(self.spec.layout, self.state)
 
     def step(self, command: Float[np.ndarray, " commands"]) -> Outcome:
@@ -227,16 +234,21 @@ class Driver:
             )
         observation, _, terminated, truncated, _ = answer
         measured = self._measure(observation)
-        if not np.isfinite(measured).all():
+        is_here = np.isfinite(measured)
+        if self._observer is None and not is_here.all():
             return Outcome.NOT_FINITE
+        measured = np.where(is_here, measured, self.true)
         for entry in self.environment.angles:  # an angle moves by less than half a turn in a control period
             measured[entry] += 2 * np.pi * np.round((self.true[entry] - measured[entry]) / (2 * np.pi))
         self.true = measured
         if self._sensing is not None:
             measured = self._sensing.advance(measured)
         self.state = next_state(self.spec.layout, self.state, command, measured)
+        self.newest = np.where(is_here, measured, np.float32(np.nan))
         if self._observer is not None:
-            self._observer.observe(command, measured)
+            self._observer.observe(command, self.newest)
+        if self.fault:
+            return Outcome.LOST
         return Outcome.ENDED if terminated or truncated else Outcome.GOING
 
     def _measure(self, observation: Any) -> Float[np.ndarray, " measured"]:
@@ -275,7 +287,8 @@ class GymnasiumRobot(AbstractRobot):
     """An environment as a robot: trajectories follow one another, and each begins where the last one ended.
 
     Where the environment ends early, or observes something that is not finite, the trajectory is cut there, the
-    environment is reset, and the next trajectory starts from the reset. No transition leads across a reset.
+    environment is reset, and the next trajectory starts from the reset. No transition leads across a reset. With an
+    observer what is not finite is missing: it is predicted, and the trajectory is cut where that takes too long.
     """
 
     pauses_between_trajectories = True
@@ -294,6 +307,8 @@ class GymnasiumRobot(AbstractRobot):
         self.angles = tuple(environment.angles)
         self.cuts: Counter[Outcome] = Counter()
         """Why trajectories were cut, and how often."""
+        self.lost = ""
+        """Which measurement was missing for too long, and how long that is; empty where none was."""
         self._driver: Driver | None = None
         self._failure: RobotFailed | None = None
 
@@ -363,7 +378,7 @@ class GymnasiumRobot(AbstractRobot):
             try:
                 outcome = track(driver, run, trajectory, None if excitation is None else excitation[i])
                 if outcome is not Outcome.GOING:
-                    self.cuts[outcome] += 1
+                    self._count(outcome, driver)
                     driver.reset()
             except RobotFailed as failure:
                 where = f"in trajectory {i + 1}, step {trajectory.done + 1} of an episode"
@@ -375,6 +390,7 @@ class GymnasiumRobot(AbstractRobot):
     def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
         """Open loop. Where the environment ends early, the rest is NaN and the environment is reset."""
         driver = self.driver
+        driver.watch(None)
         driver.turn_back()
         measured = np.full((len(commands) + 1, self.task.spec.layout.num_measured), np.nan, np.float32)
         measured[0] = driver.measured()
@@ -427,17 +443,23 @@ class GymnasiumRobot(AbstractRobot):
         trajectory = driver.begin(points.astype(np.float32))
         outcome = track(driver, run, trajectory)
         if outcome is not Outcome.GOING:
-            self.cuts[outcome] += 1
+            self._count(outcome, driver)
         return as_record([trajectory], knows_truth=self.sensors is not None)
+
+    def _count(self, outcome: Outcome, driver: Driver) -> None:
+        self.cuts[outcome] += 1
+        self.lost = driver.fault or self.lost
 
     def notes(self) -> list[str]:
         """What the user should know about the motion so far."""
         why = {
-            Outcome.ENDED: "because the environment ended early",
-            Outcome.NOT_FINITE: "because an observation was not finite",
+            Outcome.ENDED: " because the environment ended early",
+            Outcome.NOT_FINITE: " because an observation was not finite",
+            Outcome.LOST: f": {self.lost}",
         }
         return [
-            f"{count} trajectories were cut short {why[outcome]}; what was seen before is used."
+            f"{count} {'trajectory was' if count == 1 else 'trajectories were'} cut short{why[outcome]}; what was seen "
+            "before is used."
             for outcome, count in self.cuts.items()
         ]
 
@@ -465,7 +487,7 @@ def track(
             command = np.clip(command + excitation[k].astype(np.float32), low, high)
         outcome = driver.step(command)
         if outcome is not Outcome.NOT_FINITE:
-            trajectory.add(command, driver.measured(), driver.true)
+            trajectory.add(command, driver.newest, driver.true)
         if observer is not None:
             trajectory.restarts = (observer.restarts - before).astype(np.float32)
         if outcome is not Outcome.GOING:

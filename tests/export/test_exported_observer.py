@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import itertools
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from firsthand.cli import main
 from firsthand.errors import UserError
 from firsthand.export import ModelCard, write_export
 from firsthand.export.accuracy import (
@@ -431,6 +433,17 @@ def test_an_observer_asked_of_a_policy_without_one_is_refused(run, tmp_path):
         write_export(run, "mcap", tmp_path, needs_observer=True)
     assert list(tmp_path.iterdir()) == []
     assert write_export(run, "c", tmp_path, episode=2, needs_observer=True)
+
+
+def test_the_command_line_refuses_it_with_exit_code_2(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.setenv(name, os.environ.get(name, "0"))  # main() sets them; this restores them
+    with pytest.raises(SystemExit) as raised:
+        main(["export", str(run), "--episode", "1", "--out", str(tmp_path / "out"), "--observer"])
+    assert raised.value.code == 2
+    assert "was trained without an observer." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_sha_of_the_card_covers_the_observer(spec, policy, observer, card):

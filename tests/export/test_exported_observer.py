@@ -25,6 +25,8 @@ from firsthand.export.accuracy import (
 )
 from firsthand.export.c_source import c_files, identifier
 from firsthand.export.onnx_graph import CARRIED, observer_model
+from firsthand.logs.episodes import read_run
+from firsthand.logs.mcap import read_mcap
 from firsthand.models import Controller, Dynamics, Observer, Policy
 from firsthand.robots.description import ROBOT_DESCRIPTION
 from firsthand.robots.registry import find_robot
@@ -384,14 +386,11 @@ def run(tmp_path_factory) -> Path:
     config = TrainingConfig.of("excavator", "paper", episodes=2)
     policy = Policy.random(spec, key=jax.random.key(0))
     observer = Observer.register(Dynamics.random(spec, (8,), key=jax.random.key(1)))
-    steps = robot.task.spec.reference.steps
-    record = robot.run_episode(
-        policy, np.asarray(robot.task.sample_goals(np.random.default_rng(0), robot.measured(), 1))
-    )
-    assert record.commands.shape[1] == steps
+    goals = robot.task.sample_goals(np.random.default_rng(0), robot.measured(), 2)
     described = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
     with RunFolder.create(path, described, provenance={}) as folder:
         for episode, controller in ((1, Controller(policy)), (2, Controller(policy, observer))):
+            record = robot.run_episode(controller, goals)
             folder.save_episode(episode, {**record.arrays(), **controller.arrays()}, {})
     return path
 
@@ -402,6 +401,14 @@ def test_a_run_gives_the_observer_with_its_policy(run):
     observer = read.controller(2).observer
     assert observer is not None
     assert observer.settings == ObserverSettings.of(read.description.spec)
+
+
+def test_trajectories_follow_each_other_in_a_log_also_where_the_starts_are_estimates(run, tmp_path):
+    (file,) = write_export(run, "mcap", tmp_path)
+    spec = Run.open(run).description.spec
+    for log in (read_mcap(file, spec), read_run(run, spec)):
+        steps = [len(series.commands) for series in log.series]
+        assert steps == [2 * spec.reference.steps] * 2
 
 
 def test_every_format_has_the_observer(run, tmp_path):

@@ -18,7 +18,7 @@ from firsthand.robots.simulated_machine import LockStepMachine, make_plant
 from firsthand.tasks import excavator_task
 from firsthand_onboard import NumpyObserver
 from firsthand_onboard.gate_limits import GateLimits
-from firsthand_onboard.observer import ObserverSettings, begin, observe
+from firsthand_onboard.observer import ObserverSettings, begin, num_blocks, observe
 
 GOALS = np.array([[0.5], [-0.4], [0.2]], np.float32)
 
@@ -104,3 +104,32 @@ def test_the_executor_estimates_as_the_compiled_simulation_does():
     for name in ("starts", "measured", "commands", "references", "restarts"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-5)
     assert np.abs(found.starts[1, :8] - found.measured[1, 0]).max() > 1e-4  # an estimate, not the register
+
+
+def test_the_plain_state_vectors_are_found_behind_the_estimates():
+    """With the register as its observer, an episode has the starts that it has without; a reset begins at rest."""
+    task = excavator_task(trajectories=3, steps=20, hidden=(8,))
+    policy = Policy.random(task.spec, key=jax.random.key(2), last_gain=0.3)
+    register = Observer.register(Dynamics.random(task.spec, (8,), key=jax.random.key(1)))
+    plain, observed = (SimulatedRobot(ExcavatorFlow(), task) for _ in range(2))
+    goals = task.sample_goals(np.random.default_rng(0), plain.measured(), 3)
+    expected = plain.run_episode(policy, goals)
+    record = observed.run_episode(Controller(policy, register), goals)
+    layout = task.spec.layout
+    np.testing.assert_array_equal(expected.registers(layout), expected.starts)
+    np.testing.assert_allclose(record.registers(layout), expected.starts, atol=1e-4)
+    lazy = dataclasses.replace(register, parameters=register.parameters._replace(gain=0.5 * register.parameters.gain))
+    record = observed.run_episode(Controller(policy, lazy), goals)
+    found = record.registers(layout)
+    np.testing.assert_array_equal(found[:, : layout.num_measured], record.measured[:, 0])
+    assert np.abs(found - record.starts).max() > 1e-3
+    for i in range(2):
+        np.testing.assert_array_equal(record.state_after(layout, found[i], i), found[i + 1])
+    starts = record.starts.copy()
+    starts[1, layout.command_start :] = 0
+    rested = dataclasses.replace(record, starts=starts).registers(layout)[1]
+    np.testing.assert_array_equal(rested[: layout.command_start], np.tile(record.measured[1, 0], num_blocks(task.spec)))
+    valid = record.valid.copy()
+    valid[0, -1] = False
+    cut = dataclasses.replace(record, valid=valid).registers(layout)[1]
+    np.testing.assert_array_equal(cut[: layout.command_start], rested[: layout.command_start])

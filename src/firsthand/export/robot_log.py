@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.features import measured_part, next_state
 from firsthand_onboard.kinematics import tracked_output
 
 from ..errors import UserError
@@ -70,7 +69,7 @@ def _steps(spec: ControlSpec, record: EpisodeRecord, episode: int) -> list[tuple
     A trajectory that begins in exactly the state in which the last one ended continues its motion; one after a reset
     does not, also where it begins at the same place.
     """
-    layout, found = spec.layout, []
+    layout, found, registers = spec.layout, [], record.registers(spec.layout)
     output = np.asarray(tracked_output(spec, record.measured.astype(np.float64)))
     for trajectory in range(len(record.starts)):
         count = int(record.valid[trajectory].sum())
@@ -79,7 +78,9 @@ def _steps(spec: ControlSpec, record: EpisodeRecord, episode: int) -> list[tuple
         ends = (
             trajectory == len(record.starts) - 1
             or count < record.valid.shape[1]
-            or not np.array_equal(_last_state(spec, record, trajectory), record.starts[trajectory + 1])
+            or not np.array_equal(
+                record.state_after(layout, registers[trajectory], trajectory), registers[trajectory + 1]
+            )
         )
         for step in range(count + ends):
             tracked, reference = output[trajectory, step], record.references[trajectory, step].astype(np.float64)
@@ -95,15 +96,6 @@ def _steps(spec: ControlSpec, record: EpisodeRecord, episode: int) -> list[tuple
             }
             found.append((content, step == count))
     return found
-
-
-def _last_state(spec: ControlSpec, record: EpisodeRecord, trajectory: int) -> np.ndarray:
-    """The state after the last step; for what is missing in a measurement the value before, as the robot has it."""
-    layout, state = spec.layout, record.starts[trajectory]
-    for command, measured in zip(record.commands[trajectory], record.measured[trajectory, 1:], strict=True):
-        held = np.where(np.isfinite(measured), measured, measured_part(layout, state))
-        state = next_state(layout, state, command, held)
-    return state
 
 
 def _named(names: tuple[str, ...], values: np.ndarray) -> dict[str, float | None]:

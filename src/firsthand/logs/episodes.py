@@ -1,5 +1,6 @@
 """Our own run folders as logs: the episodes of a training run, or of a recording."""
 
+import dataclasses
 import hashlib
 from collections import Counter
 from pathlib import Path
@@ -55,6 +56,7 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
         strange = np.full(record.measured.shape[:2], "", dtype=object)
         strange[find_stuck_sensors(own, record.measured)] = STUCK
         strange[find_spikes(own, record.measured, record.valid)] = SPIKE
+        record = dataclasses.replace(record, starts=record.registers(own.layout), restarts=None)
         for i in range(len(record.starts)):
             pieces += _sound(own, record, i, strange[i], refused)
     chained = _chain(own, pieces)

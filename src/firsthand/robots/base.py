@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from firsthand_onboard import ControlSpec
+from firsthand_onboard import ControlSpec, StateLayout
+from firsthand_onboard.features import measured_part, next_state
 
 from ..errors import UserError
 from ..models import Controller, Policy
@@ -52,6 +53,35 @@ class EpisodeRecord:
     def best_known(self) -> Float[np.ndarray, "trajectories steps_and_last measured"]:
         """The truth where it is known, otherwise what was measured."""
         return self.measured if self.truth is None else self.truth
+
+    def registers(self, layout: StateLayout) -> Float[np.ndarray, "trajectories state"]:
+        """The plain state vector at the start of each trajectory: `starts`, but never an observer's estimate.
+
+        Where an observer ran, a trajectory that begins with the measurement and the commands with which the one before
+        ended continues it. Any other begins at rest.
+        """
+        if self.restarts is None:
+            return self.starts
+        registers: list[np.ndarray] = []
+        end: np.ndarray | None = None
+        for i, start in enumerate(self.starts):
+            first, sent = self.measured[i, 0], start[layout.command_start :]
+            is_next = end is not None and np.array_equal(first, self.measured[i - 1, -1], equal_nan=True)
+            if end is None or not (is_next and np.array_equal(end[layout.command_start :], sent)):
+                held = np.where(np.isfinite(first), first, measured_part(layout, start))
+                end = np.concatenate([np.tile(held, 1 + layout.measurement_memory), sent])
+            registers.append(end)
+            end = self.state_after(layout, end, i) if self.valid[i].all() else None
+        return np.stack(registers)
+
+    def state_after(
+        self, layout: StateLayout, register: Float[np.ndarray, " state"], trajectory: int
+    ) -> Float[np.ndarray, " state"]:
+        """The plain state vector after a trajectory that began with `register`; a missing value is the one before."""
+        for command, measured in zip(self.commands[trajectory], self.measured[trajectory, 1:], strict=True):
+            held = np.where(np.isfinite(measured), measured, measured_part(layout, register))
+            register = next_state(layout, register, command, held)
+        return register
 
     def check(self, spec: ControlSpec) -> None:
         """Raise `ValueError` where the arrays cannot be those of a robot with this specification."""

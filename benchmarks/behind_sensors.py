@@ -22,7 +22,7 @@ TESTS = 10
 """Episodes of fresh references."""
 
 
-def test_policy(robot_name: str, sensors: str, policy: fh.Policy) -> dict[str, float]:
+def test_policy(robot_name: str, sensors: str, policy) -> dict[str, float]:
     """The errors of one policy, in cm."""
     robot = fh.make_robot(robot_name, seed=77, sensors=sensors)
     task, rng, means = robot.task, np.random.default_rng(999), []
@@ -50,7 +50,7 @@ def learn(robot_name: str, sensors: str, preset: str, episodes: int, seed: int, 
         if episode in marks:
             spent = time.process_time() - began
             row = {"seed": seed, "episode": episode, "learning": 100 * metrics["tracking_error"]}
-            rows.append({**row, **test_policy(robot_name, sensors, trainer.state.policy), "cpu_s": spent})
+            rows.append({**row, **test_policy(robot_name, sensors, trainer.state.controller), "cpu_s": spent})
             print({name: round(value, 3) for name, value in rows[-1].items()}, flush=True)
     return rows
 

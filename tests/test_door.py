@@ -60,7 +60,7 @@ def test_a_run_in_memory_has_a_kept_policy() -> None:
     run = fh.train(fh.make_robot("soft-arm"), episodes=2, settings=TINY, callbacks=[Watch()])
     assert [row["episode"] for row in run.metrics] == seen == [1, 2]
     assert run.path is None
-    assert isinstance(run.kept_policy, fh.Policy)
+    assert isinstance(run.kept_policy, fh.Controller)
     assert run.kept_episode == min(run.metrics, key=lambda row: row["tracking_error"])["episode"]
     assert np.isfinite(run.evaluate().overall.mean_error)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ._api import train as train
     from .agent.settings import Settings as Settings
     from .errors import UserError as UserError
+    from .models import Controller as Controller
     from .models import Dynamics as Dynamics
     from .models import Policy as Policy
     from .optim import Rollout as Rollout
@@ -58,6 +59,7 @@ _PLACES = {
     "Task": ".tasks",
     "check_plant": ".plants",
     "Sensors": ".plants.sensors",
+    "Controller": ".models",
     "Policy": ".models",
     "Dynamics": ".models",
     "Rollout": ".optim",
@@ -76,6 +78,7 @@ _PLACES = {
 __all__ = [
     "PRESETS",
     "Callback",
+    "Controller",
     "Dynamics",
     "EpisodeRecord",
     "GymnasiumTask",

@@ -11,7 +11,7 @@ from .errors import UserError
 from .evaluation import Evaluation
 from .evaluation import evaluate as evaluate_policy
 from .export import write_export
-from .models import Policy
+from .models import Controller, Policy
 from .robots import AbstractRobot
 from .robots.description import ROBOT_DESCRIPTION
 from .robots.registry import find_robot
@@ -30,9 +30,9 @@ class RunResult:
 
     metrics: list[dict[str, Any]]
     """One entry per episode, as in metrics.jsonl; docs/metrics.md explains each field."""
-    policy: Policy
-    """The newest policy: the result of the last update, which has not run on the robot yet."""
-    kept_policy: Policy | None
+    policy: Controller
+    """The newest policy, with its observer where it has one: the last update's, which has not run on the robot yet."""
+    kept_policy: Controller | None
     """The best policy that the robot has proven; None if no episode has proven one."""
     kept_episode: int | None
     """The episode that proved it, counted from 1."""
@@ -43,7 +43,7 @@ class RunResult:
     path: Path | None
     """The run folder; None for a run that was kept in memory only."""
 
-    def evaluate(self, policy: Policy | None = None, *, speed: float | None = None) -> Evaluation:
+    def evaluate(self, policy: Policy | Controller | None = None, *, speed: float | None = None) -> Evaluation:
         """Follow the task's evaluation references; see `firsthand.evaluate`.
 
         Args:
@@ -103,7 +103,7 @@ def train(
     kept = recorder.kept
     return RunResult(
         metrics=recorder.metrics(),
-        policy=trainer.state.policy,
+        policy=trainer.state.controller,
         kept_policy=None if kept is None else kept.policy,
         kept_episode=None if kept is None else kept.episode,
         settings=chosen,
@@ -151,7 +151,7 @@ def _prepare(
 
 
 def evaluate(
-    run: RunResult | Run | AbstractRobot, policy: Policy | None = None, *, speed: float | None = None
+    run: RunResult | Run | AbstractRobot, policy: Policy | Controller | None = None, *, speed: float | None = None
 ) -> Evaluation:
     """Follow the task's fixed evaluation references, from rest.
 
@@ -167,7 +167,7 @@ def evaluate(
         return run.evaluate(policy, speed=speed)
     if isinstance(run, Run):
         with contextlib.closing(run.make_robot(run.find_robot())) as robot:
-            return evaluate_policy(robot, run.kept_controller() if policy is None else policy, speed=speed)
+            return evaluate_policy(robot, run.kept_policy() if policy is None else policy, speed=speed)
     if policy is None:
         raise UserError("To evaluate on a robot, give the policy, too: evaluate(robot, policy).")
     return evaluate_policy(run, policy, speed=speed)

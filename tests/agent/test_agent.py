@@ -88,7 +88,7 @@ def test_observe_is_append_then_model_then_policy(agent, experiences):
     learner, model = update_model(state.learner, buffer, experience.rollout, SETTINGS)
     learner, policy = update_policy(learner, agent.cost, experience.rollout, experience.imagined, model, SETTINGS)
     assert_close(found, AgentState(learner, buffer), rtol=0)
-    assert_close(update, (error, model, policy), rtol=0)
+    assert_close(update, (error, model, policy, experience.rollout), rtol=0)
     assert int(found.buffer.size) == experience.rollout.valid.sum()
     assert bool(update.policy.step.accepted)
     changed = zip(leaves(found.learner.policy), leaves(state.learner.policy), strict=True)

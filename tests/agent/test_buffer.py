@@ -1,5 +1,7 @@
 """The buffer: what goes in, in which order, and that growing it compiles nothing."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,7 +129,7 @@ def test_samples_come_from_the_rows_in_use_and_reach_all_of_them():
     states, commands, following = (
         jnp.asarray(np.where(unused, np.nan, a)) for a in (buffer.states, buffer.commands, buffer.following)
     )
-    buffer = Buffer(states, commands, following, buffer.squares, buffer.size)
+    buffer = dataclasses.replace(buffer, states=states, commands=commands, following=following)
     states, commands, following = (np.asarray(a) for a in sample(buffer, 2000, key=jax.random.key(0)))
     assert np.all(np.isfinite(states))
     rows, counts = np.unique(states[:, 0], return_counts=True)
@@ -143,3 +145,17 @@ def test_an_empty_buffer_can_be_sampled():
     drawn = sample(Buffer.empty(8, STATE, COMMANDS, MEASURED), 4, key=jax.random.key(0))
     for part in drawn:
         np.testing.assert_array_equal(part, 0.0)
+
+
+def test_only_sound_rows_are_sampled_and_all_rows_are_kept():
+    episode = numbered(2, 5, lengths=(5, 2))
+    sound = jnp.ones((2, 5), bool).at[jnp.asarray([0, 1]), jnp.asarray([2, 0])].set(False)
+    buffer = append(append(Buffer.empty(64, STATE, COMMANDS, MEASURED), episode, sound), numbered(2, 5, first=100))
+    assert int(buffer.size) == 7 + 10
+    assert np.asarray(buffer.sound_rows)[: int(buffer.num_sound)].tolist() == [0, 1, 3, 4, 6, *range(7, 17)]
+    states, _, _ = sample(buffer, 2000, key=jax.random.key(0))
+    drawn = {int(np.flatnonzero((np.asarray(buffer.states) == state).all(axis=1))[0]) for state in np.asarray(states)}
+    assert drawn == {0, 1, 3, 4, 6, *range(7, 17)}
+    rows = np.asarray([0, 1, 3, 4, 6, *range(7, 17)])
+    change = np.asarray(buffer.following)[rows] - np.asarray(buffer.states)[rows, :MEASURED]
+    np.testing.assert_allclose(buffer.squares, np.sum(change**2, axis=0), rtol=1e-5)

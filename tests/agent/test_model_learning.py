@@ -62,7 +62,8 @@ def make_buffer(states, commands, following, count: int) -> Buffer:
     states, commands, following, squares = (
         jnp.asarray(np.asarray(part, np.float32)) for part in (states, commands, following, squares)
     )
-    return Buffer(states, commands, following, squares, jnp.asarray(count, jnp.int32))
+    rows, used = jnp.arange(len(states), dtype=jnp.int32), jnp.asarray(count, jnp.int32)
+    return Buffer(states, commands, following, squares, used, rows, used)
 
 
 @pytest.fixture(scope="module")

@@ -58,8 +58,8 @@ def test_the_widths_of_the_model_are_checked(hidden: tuple[int, ...]) -> None:
         ({"excitation.radius": 3}, "there is no setting excitation.radius (did you mean trust_region.radius?)."),
         (
             {"nonsense": 3},
-            "there is no setting nonsense; the groups are policy_step, model, imagination, refinement, excitation, "
-            "trust_region.",
+            "there is no setting nonsense; the groups are policy_step, model, observer, imagination, refinement, "
+            "excitation, trust_region.",
         ),
     ],
 )

@@ -15,6 +15,7 @@ from firsthand.agent.windows import (
     draw_windows,
     error_scales,
     find_continuations,
+    find_sound,
     multi_step_loss,
     noise_share,
     pseudo_huber,
@@ -67,7 +68,7 @@ def test_a_row_continues_unless_a_gap_lies_behind_it(spec):
 
 def test_windows_end_at_gaps_and_hold_what_was_measured(spec):
     buffer = fill(spec, sequence(spec, 5, 0.1, seed=1), sequence(spec, 6, 0.1, seed=2))
-    windows = draw_windows(buffer, find_continuations(buffer), 64, 4, key=jax.random.key(0))
+    windows = draw_windows(buffer, find_continuations(buffer), find_sound(buffer), 96, 4, key=jax.random.key(0))
     states, following = np.asarray(buffer.states), np.asarray(buffer.following)
     seen = set()
     for start, commands, targets, counts in zip(*map(np.asarray, windows), strict=True):
@@ -77,7 +78,7 @@ def test_windows_end_at_gaps_and_hold_what_was_measured(spec):
         assert counts.tolist() == [k < length for k in range(4)]
         np.testing.assert_array_equal(targets[:length], following[row : row + length])
         np.testing.assert_array_equal(commands[:length], np.asarray(buffer.commands)[row : row + length])
-    assert seen == set(range(8))  # every row from which a window fits into the buffer
+    assert seen == set(range(11))
 
 
 def test_the_multi_step_loss_equals_a_case_worked_by_hand():

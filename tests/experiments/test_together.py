@@ -10,7 +10,7 @@ from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.robots import SimulatedRobot
 from firsthand.runs.pytrees import from_arrays, to_arrays
 from firsthand.tasks import excavator_task
-from firsthand.training import Trainer, TrainingConfig, data
+from firsthand.training import Trainer, TrainingConfig, learning
 from firsthand.training.learning import draw_imagined_starts
 from firsthand.training.presets import preset
 from firsthand_lab.experiments.together import Together
@@ -54,7 +54,7 @@ def test_a_seed_without_a_sound_start_does_not_change_the_others(task, monkeypat
     """Alone it would go on without imagined trajectories, and the others with them."""
     sound = draw_imagined_starts
     starts = iter([True, True, False, False])  # of each seed: for the policy's steps, and for refinement
-    monkeypatch.setattr(data, "draw_imagined_starts", lambda *a: sound(*a) if next(starts) else None)
+    monkeypatch.setattr(learning, "draw_imagined_starts", lambda *a: sound(*a) if next(starts) else None)
     group = Together(
         ExcavatorFlow(), task, SETTINGS.with_changes({"imagination.trajectories": 2}), SEEDS, episodes=EPISODES
     )

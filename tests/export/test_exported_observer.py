@@ -397,8 +397,8 @@ def run(tmp_path_factory) -> Path:
 
 def test_a_run_gives_the_observer_with_its_policy(run):
     read = Run.open(run)
-    assert read.controller(1).observer is None
-    observer = read.controller(2).observer
+    assert read.policy(1).observer is None
+    observer = read.policy(2).observer
     assert observer is not None
     assert observer.settings == ObserverSettings.of(read.description.spec)
 

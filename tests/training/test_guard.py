@@ -17,7 +17,7 @@ from firsthand.agent import LearnerState, Rollout, Settings
 from firsthand.cli.train import Train
 from firsthand.errors import UserError
 from firsthand.logs import Transitions
-from firsthand.models import Policy
+from firsthand.models import Controller, Policy
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import SimulatedRobot
 from firsthand.robots.base import EpisodeAbandoned
@@ -152,7 +152,7 @@ def test_a_policy_with_another_bias_changes_commands_by_as_much():
     found = forecast(other, state.policy, state.dynamics, rollout)
     old = np.asarray(rollout.commands)
     assert found.policy_change == pytest.approx(float(np.sqrt(np.mean((1.0 - old) ** 2))), rel=1e-4)
-    half = interpolate(state.policy, other, 0.5)
+    half = interpolate(Controller(state.policy), Controller(other), 0.5)
     np.testing.assert_allclose(np.asarray(half.layers[-1][1]), (np.asarray(bias) + 10.0) / 2)
 
 

@@ -149,7 +149,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(settings: Settings
         # Counters, and biases of the right size that have not moved.
         name
         for name in first
-        if any(part in name for part in ("refused", "count", "radius", "bias", "expected", "refinement"))
+        if any(part in name for part in ("refused", "count", "radius", "bias", "expected", "refinement", "estimation"))
     }
 
 

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from firsthand_onboard import ControlSpec
 
 from ..optim.rollout import CostFunction, Rollout, roll_out
 from .buffer import Buffer, ImaginedStarts, append_rollout
+from .estimation import Estimation
 from .improvement import PolicyReport
 from .model_learning import ModelReport, prediction_error
 from .settings import Settings
@@ -43,6 +44,8 @@ class Experience(eqx.Module):
     """Starts and fresh references of `settings.imagined_trajectories` imagined trajectories; None for none."""
     practice: ImaginedStarts | None = None
     """If given, the policy learns along the model's own trajectories from here instead of the measured ones."""
+    sound: Bool[Array, "trajectories steps"] | None = None
+    """Steps without a spike or a stuck sensor in what they see and lead to; None means all."""
 
 
 class Update(NamedTuple):
@@ -54,6 +57,8 @@ class Update(NamedTuple):
     """The model's update; a loss of NaN where the model did not learn."""
     policy: PolicyReport
     """The policy's update."""
+    rollout: Rollout
+    """The trajectories that the policy learned along, as the policy sees them."""
 
 
 class Agent(eqx.Module):
@@ -92,16 +97,29 @@ class Agent(eqx.Module):
         novelty = jnp.asarray(jnp.nan)
         model = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True))
         if rollout is not None:
-            novelty = prediction_error(learner.dynamics, rollout)
-            buffer = append_rollout(buffer, rollout)
+            measured, sound = rollout, experience.sound
+            novelty = prediction_error(learner.dynamics, see_rollout(learner.estimation, measured, sound))
+            buffer = append_rollout(buffer, measured, sound)
             if learn_model:
-                learner, model = update_model(learner, buffer, rollout, self.settings)
+                learner, model = update_model(learner, buffer, measured, self.settings)
+            rollout = see_rollout(learner.estimation, measured, sound)
         if experience.practice is not None:
             rollout = imagine_rollout(learner.policy, learner.dynamics, experience.practice)
         if rollout is None:
             raise ValueError("an experience needs a rollout or starts to practise from")
         learner, policy = update_policy(learner, self.cost, rollout, experience.imagined, model, self.settings)
-        return AgentState(learner, buffer), Update(novelty, model, policy)
+        return AgentState(learner, buffer), Update(novelty, model, policy, rollout)
+
+
+@eqx.filter_jit
+def see_rollout(
+    estimation: Estimation | None, rollout: Rollout, sound: Bool[Array, "trajectories steps"] | None
+) -> Rollout:
+    """The measured trajectories as the policy sees them: see `Estimation.see`. Without an observer, the register."""
+    trusted = jnp.ones_like(rollout.valid) if sound is None else sound
+    if estimation is None:
+        return eqx.tree_at(lambda r: r.valid, rollout, rollout.valid & trusted)
+    return estimation.see(rollout, trusted)
 
 
 @eqx.filter_jit

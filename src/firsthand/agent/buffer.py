@@ -22,9 +22,13 @@ class Buffer(eqx.Module):
     following: Float[Array, "capacity measured"]
     """y⁺, what was measured next. The rest of x⁺ follows from x and u."""
     squares: Float[Array, " measured"]
-    """Σ (y⁺ − y)² over all rows, added up episode by episode so that it does not depend on the capacity."""
+    """Σ (y⁺ − y)² over all sound rows, added up episode by episode so that it does not depend on the capacity."""
     size: Int[Array, ""]
     """How many rows are in use."""
+    sound_rows: Int[Array, " capacity"]
+    """The rows without a spike or a stuck sensor, in order. Entries from `num_sound` on are unused."""
+    num_sound: Int[Array, ""]
+    """How many rows are sound."""
 
     @staticmethod
     def empty(capacity: int, state: int, commands: int, measured: int) -> "Buffer":
@@ -35,6 +39,8 @@ class Buffer(eqx.Module):
             jnp.zeros((rows, commands)),
             jnp.zeros((rows, measured)),
             jnp.zeros(measured),
+            jnp.asarray(0, jnp.int32),
+            jnp.zeros(rows, jnp.int32),
             jnp.asarray(0, jnp.int32),
         )
 
@@ -61,36 +67,41 @@ def write_rows(
     buffer: Buffer,
     rows: tuple[Float[Array, "rows state"], Float[Array, "rows commands"], Float[Array, "rows measured"]],
     count: Int[Array, ""],
+    sound: Bool[Array, " rows"],
 ) -> Buffer:
     """The buffer with these rows (x, u, y⁺) behind its last; the first `count` of them count. They must fit."""
     at = buffer.size
 
-    def put(store, new):
+    def put(store, new, at):
         return jax.lax.dynamic_update_slice_in_dim(store, new, at, axis=0)
 
     states, commands, following = rows
-    used = jnp.arange(states.shape[0]) < count
+    sound = sound & (jnp.arange(states.shape[0]) < count)
     change = following - states[:, : following.shape[1]]
+    order = jnp.argsort(~sound, stable=True).astype(jnp.int32)
     return Buffer(
-        put(buffer.states, states),
-        put(buffer.commands, commands),
-        put(buffer.following, following),
-        buffer.squares + jnp.sum(jnp.where(used[:, None], change**2, 0.0), axis=0),
+        put(buffer.states, states, at),
+        put(buffer.commands, commands, at),
+        put(buffer.following, following, at),
+        buffer.squares + jnp.sum(jnp.where(sound[:, None], change**2, 0.0), axis=0),
         at + count,
+        put(buffer.sound_rows, at + order, buffer.num_sound),
+        buffer.num_sound + sound.sum().astype(jnp.int32),
     )
 
 
 @eqx.filter_jit(donate="all-except-first")
 def _write(rows, buffer: Buffer, count: Int[Array, ""]) -> Buffer:
-    return write_rows(buffer, rows, count)
+    return write_rows(buffer, rows, count, jnp.ones(rows[0].shape[0], bool))
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _write_rollout(rollout: Rollout, buffer: Buffer) -> Buffer:
+def _write_rollout(rollout: Rollout, sound: Bool[Array, "trajectories steps"] | None, buffer: Buffer) -> Buffer:
     rows, valid = rollout_rows(rollout, buffer.following.shape[1])
     order = jnp.argsort(~valid, stable=True)  # valid rows first, in order; the rest is overwritten by the next episode
     x, u, y = (part[order] for part in rows)
-    return write_rows(buffer, (x, u, y), valid.sum().astype(jnp.int32))
+    trusted = valid if sound is None else sound.reshape(-1)
+    return write_rows(buffer, (x, u, y), valid.sum().astype(jnp.int32), trusted[order])
 
 
 def rollout_rows(
@@ -107,17 +118,18 @@ def rollout_rows(
     return (x, u, y), valid
 
 
-def append_rollout(buffer: Buffer, rollout: Rollout) -> Buffer:
+def append_rollout(buffer: Buffer, rollout: Rollout, sound: Bool[Array, "trajectories steps"] | None = None) -> Buffer:
     """The buffer with the valid transitions of an episode added; exactly N·H of them when none was cut.
 
-    Pure, also under `jax.vmap`. `buffer` is consumed, and must have room for N·H rows: see `make_room`.
+    `sound` marks the steps without a spike or a stuck sensor; None means all. Pure, also under `jax.vmap`. `buffer` is
+    consumed, and must have room for N·H rows: see `make_room`.
     """
-    return _write_rollout(rollout, buffer)
+    return _write_rollout(rollout, sound, buffer)
 
 
-def append(buffer: Buffer, rollout: Rollout) -> Buffer:
+def append(buffer: Buffer, rollout: Rollout, sound: Bool[Array, "trajectories steps"] | None = None) -> Buffer:
     """`append_rollout`, after making room where the episode does not fit. `buffer` is consumed."""
-    return append_rollout(make_room(buffer, rollout.valid.size), rollout)
+    return append_rollout(make_room(buffer, rollout.valid.size), rollout, sound)
 
 
 def append_rows(
@@ -147,12 +159,19 @@ def make_room(buffer: Buffer, rows: int) -> Buffer:
         larger.following.at[at].set(buffer.following),
         buffer.squares,
         buffer.size,
+        larger.sound_rows.at[at].set(buffer.sound_rows),
+        buffer.num_sound,
     )
+
+
+def draw_rows(buffer: Buffer, count: int, *, key: PRNGKeyArray) -> Int[Array, " count"]:
+    """`count` sound rows drawn uniformly with replacement."""
+    return buffer.sound_rows[jax.random.randint(key, (count,), 0, jnp.maximum(buffer.num_sound, 1))]
 
 
 def sample(
     buffer: Buffer, count: int, *, key: PRNGKeyArray
 ) -> tuple[Float[Array, "count state"], Float[Array, "count commands"], Float[Array, "count measured"]]:
-    """`count` transitions drawn uniformly with replacement."""
-    rows = jax.random.randint(key, (count,), 0, jnp.maximum(buffer.size, 1))
+    """`count` sound transitions drawn uniformly with replacement."""
+    rows = draw_rows(buffer, count, key=key)
     return buffer.states[rows], buffer.commands[rows], buffer.following[rows]

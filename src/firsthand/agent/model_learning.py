@@ -1,4 +1,4 @@
-"""Learning the dynamics model: Adam on the one-step loss (eq. 3) over mini-batches from the buffer."""
+"""Learning the dynamics model: Adam on the one-step loss (eq. 3) over mini-batches from the buffer, or on roll-outs."""
 
 from typing import NamedTuple, cast
 
@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from ..models import Dynamics, predicted_entries
 from ..optim.rollout import Rollout
@@ -17,10 +17,10 @@ from .windows import (
     draw_windows,
     error_scales,
     find_continuations,
+    find_sound,
     multi_step_loss,
     noise_share,
     one_step_errors,
-    pseudo_huber,
 )
 
 
@@ -28,7 +28,7 @@ class ModelReport(NamedTuple):
     """What an episode's model update did."""
 
     loss: Float[Array, ""]
-    """Mean loss over the last tenth of the Adam steps, on the mini-batches."""
+    """Mean loss on the mini-batches over the last Adam steps: a tenth of them, or a round on roll-outs."""
     accepted: Bool[Array, ""]
     """Whether everything stayed finite; otherwise the model and its optimiser came back unchanged."""
 
@@ -69,7 +69,7 @@ def initial_optimizer(dynamics: Dynamics, settings: Settings) -> PyTree:
 def rescale(dynamics: Dynamics, buffer: Buffer, settings: Settings) -> Dynamics:
     """The same function, with its change scale set to the size of the changes in the buffer."""
     entries = jnp.asarray(predicted_entries(dynamics.spec))
-    mean_square = buffer.squares[entries] / jnp.maximum(buffer.size, 1)
+    mean_square = buffer.squares[entries] / jnp.maximum(buffer.num_sound, 1)
     declared = jnp.asarray([dynamics.spec.scales.change_scale[i] for i in predicted_entries(dynamics.spec)])
     # A channel that has hardly moved yet keeps a sane scale: its noise must not be blown up to order one.
     return dynamics.with_change_scale(jnp.maximum(jnp.sqrt(mean_square), settings.model.min_change_scale * declared))
@@ -77,28 +77,46 @@ def rescale(dynamics: Dynamics, buffer: Buffer, settings: Settings) -> Dynamics:
 
 @eqx.filter_jit
 def learn_model(
-    dynamics: Dynamics, optimizer: PyTree, buffer: Buffer, settings: Settings, *, key: PRNGKeyArray
+    dynamics: Dynamics,
+    optimizer: PyTree,
+    buffer: Buffer,
+    settings: Settings,
+    steps: Int[Array, ""] | None = None,
+    *,
+    key: PRNGKeyArray,
 ) -> tuple[Dynamics, PyTree, ModelReport]:
     """`settings.model.steps` Adam steps at a rate that falls along a cosine, so that the model comes to rest.
 
     With a horizon of one the loss is the paper's. With a longer one it is blended with the loss over windows, by the
-    share of the changes that one-step predictions miss: see `agent.windows`.
+    share of the changes that one-step predictions miss: see `agent.windows`. `steps`, if given, is another number of
+    steps, not part of the compiled program; only roll-outs have it.
     """
     if settings.model.steps == 0:
         return rescale(dynamics, buffer, settings), optimizer, ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True))
     before = dynamics, optimizer
     dynamics = rescale(dynamics, buffer, settings)
-    learn = learn_one_step if settings.model.horizon == 1 else learn_windows
-    dynamics, optimizer, losses = learn(dynamics, optimizer, buffer, settings, key=key)
-    accepted = jnp.all(jnp.isfinite(losses)) & all_finite((dynamics, optimizer))
+    if settings.model.horizon == 1:
+        dynamics, optimizer, losses = learn_one_step(dynamics, optimizer, buffer, settings, key=key)
+        loss = losses[-max(settings.model.steps // 10, 1) :].mean()
+    else:
+        count = jnp.asarray(settings.model.steps) if steps is None else steps
+        dynamics, optimizer, loss = learn_windows(dynamics, optimizer, buffer, count, settings, key=key)
+    accepted = (jnp.isfinite(loss) | (steps is not None)) & all_finite((dynamics, optimizer))
     dynamics, optimizer = select_tree(accepted, (dynamics, optimizer), before)
-    return dynamics, optimizer, ModelReport(losses[-max(settings.model.steps // 10, 1) :].mean(), accepted)
+    return dynamics, optimizer, ModelReport(loss, accepted)
 
 
-def rate_schedule(settings: Settings) -> Float[Array, " steps"]:
-    """Adam's step size at each step, as a share of the first."""
-    fall = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.linspace(0.0, 1.0, settings.model.steps)))
+def rate_share(done: Float[Array, "*shape"], settings: Settings) -> Float[Array, "*shape"]:
+    """Adam's step size as a share of the first, where `done` goes from 0 to 1."""
+    fall = 0.5 * (1.0 + jnp.cos(jnp.pi * done))
     return settings.model.rate_end + (1.0 - settings.model.rate_end) * fall
+
+
+def count_blocks(buffer: Buffer, settings: Settings) -> Int[Array, ""]:
+    """How many times `model.batch` transitions make a batch: it grows with the buffer, without recompiling."""
+    most = max(settings.model.max_batch // settings.model.batch, 1)
+    wanted = settings.model.batch_share * buffer.num_sound / settings.model.batch
+    return jnp.clip(wanted.astype(jnp.int32), 1, most)
 
 
 def learn_one_step(
@@ -109,9 +127,7 @@ def learn_one_step(
     The batch grows with the buffer in equal blocks, without recompiling.
     """
     weights, fixed = split_trainable(dynamics)
-    most = max(settings.model.max_batch // settings.model.batch, 1)
-    wanted = settings.model.batch_share * buffer.size / settings.model.batch
-    blocks = jnp.clip(wanted.astype(jnp.int32), 1, most)
+    blocks = count_blocks(buffer, settings)
 
     def loss(weights, batch):
         return one_step_loss(eqx.combine(weights, fixed), *batch)
@@ -131,52 +147,73 @@ def learn_one_step(
         return (optax.apply_updates(weights, updates), optimizer), value
 
     keys = jax.random.split(key, settings.model.steps)
-    (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), (keys, rate_schedule(settings)))
+    shares = rate_share(jnp.linspace(0.0, 1.0, settings.model.steps), settings)
+    (weights, optimizer), losses = jax.lax.scan(adam_step, (weights, optimizer), (keys, shares))
     return cast(Dynamics, eqx.combine(weights, fixed)), optimizer, losses
 
 
 def learn_windows(
-    dynamics: Dynamics, optimizer: PyTree, buffer: Buffer, settings: Settings, *, key: PRNGKeyArray
-) -> tuple[Dynamics, PyTree, Float[Array, " steps"]]:
-    """Adam on β ℓ_T + (1 − β) ℓ_1, both robust; returns the losses besides.
+    dynamics: Dynamics,
+    optimizer: PyTree,
+    buffer: Buffer,
+    steps: Int[Array, ""],
+    settings: Settings,
+    *,
+    key: PRNGKeyArray,
+) -> tuple[Dynamics, PyTree, Float[Array, ""]]:
+    """Adam on β ℓ_T + (1 − β) ℓ/(2σ²); returns the mean loss of the last round besides.
 
-    β is the share of changes that one-step predictions miss, over `settings.model.noise_share`, and at most one. It and
-    the scales of the errors are set anew `settings.model.rescalings` times, as the model gets better.
+    ℓ_T is robust, ℓ the paper's loss, and σ² the share of the changes' variance that one-step predictions miss, which
+    gives both the same size. β rises from 0 to 1 as σ² goes from a third of `settings.model.noise_share` to all of it.
+    It and the scales of the errors are set anew `settings.model.rescalings` times, as the model gets better.
     """
     model = settings.model
     weights, fixed = split_trainable(dynamics)
-    continuations = find_continuations(buffer)
+    continuations, sound = find_continuations(buffer), find_sound(buffer)
+    per_round = steps // model.rescalings
+    blocks = count_blocks(buffer, settings)
 
-    def set_scales(weights, key):
+    def one_round(number, carry):
+        weights, optimizer, _ = carry
+        round_key, scale_key = jax.random.split(jax.random.fold_in(key, number))
         current = eqx.combine(weights, fixed)
-        scales = error_scales(one_step_errors(current, buffer, model.scale_samples, key=key), current, settings)
-        return scales, jnp.minimum(noise_share(scales, current) / model.noise_share, 1.0)
+        scales = error_scales(one_step_errors(current, buffer, model.scale_samples, key=scale_key), current, settings)
+        missed = noise_share(scales, current)
+        blend = jnp.clip((3.0 * missed / model.noise_share - 1.0) / 2.0, 0.0, 1.0)
 
-    def adam_step(carry, inputs):
-        weights, optimizer, scales, blend = carry
-        step_key, share, renew = inputs
-        scale_key, window_key, batch_key = jax.random.split(step_key, 3)
-        scales, blend = jax.lax.cond(renew, lambda: set_scales(weights, scale_key), lambda: (scales, blend))
+        def rolled_out(weights, key):
+            windows = draw_windows(buffer, continuations, sound, model.windows, model.horizon, key=key)
+            return blend * multi_step_loss(eqx.combine(weights, fixed), windows, scales, model.huber)
 
-        def loss(weights):
-            current = eqx.combine(weights, fixed)
-            windows = draw_windows(buffer, continuations, model.windows, model.horizon, key=window_key)
-            errors = one_step_errors(current, buffer, model.batch, key=batch_key) / scales
-            return blend * multi_step_loss(current, windows, scales, model.huber) + (1.0 - blend) * jnp.mean(
-                pseudo_huber(errors, model.huber)
-            )
+        def one_step(weights, key):
+            loss = one_step_loss(eqx.combine(weights, fixed), *sample(buffer, model.batch, key=key))
+            return (1.0 - blend) / (2.0 * missed) * loss
 
-        value, gradient = jax.value_and_grad(loss)(weights)
-        updates, optimizer = adam(settings).update(gradient, optimizer, weights)
-        updates = jax.tree.map(lambda update: share * update, updates)
-        return (optax.apply_updates(weights, updates), optimizer, scales, blend), value
+        def adam_step(i, carry):
+            weights, optimizer, total = carry
+            window_key, batch_key = jax.random.split(jax.random.fold_in(round_key, i))
+            zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights))
 
-    keys = jax.random.split(key, model.steps)
-    every = -(-model.steps // model.rescalings)
-    renew = jnp.arange(model.steps) % every == 0
-    first = (weights, optimizer, jnp.ones(buffer.following.shape[1]), jnp.asarray(1.0))
-    (weights, optimizer, _, _), losses = jax.lax.scan(adam_step, first, (keys, rate_schedule(settings), renew))
-    return cast(Dynamics, eqx.combine(weights, fixed)), optimizer, losses
+            def accumulate(block, so_far):
+                there = jax.value_and_grad(one_step)(weights, jax.random.fold_in(batch_key, block))
+                return jax.tree.map(lambda a, b: a + b / blocks, so_far, there)
+
+            far = jax.lax.cond(blend > 0, lambda: jax.value_and_grad(rolled_out)(weights, window_key), lambda: zero)
+            near = jax.lax.fori_loop(0, jnp.where(blend < 1, blocks, 0), accumulate, zero)
+            value, gradient = jax.tree.map(jnp.add, far, near)
+            updates, optimizer = adam(settings).update(gradient, optimizer, weights)
+            done = (number * per_round + i) / jnp.maximum(steps - 1, 1)
+            updates = jax.tree.map(lambda update: rate_share(done, settings) * update, updates)
+            return optax.apply_updates(weights, updates), optimizer, total + value
+
+        start = (weights, optimizer, jnp.zeros(()))
+        weights, optimizer, total = jax.lax.fori_loop(0, per_round, adam_step, start)
+        return weights, optimizer, total / jnp.maximum(per_round, 1)
+
+    rounds = jnp.where(per_round > 0, model.rescalings, 0)
+    first = (weights, optimizer, jnp.asarray(jnp.nan))
+    weights, optimizer, loss = jax.lax.fori_loop(0, rounds, one_round, first)
+    return cast(Dynamics, eqx.combine(weights, fixed)), optimizer, loss
 
 
 @eqx.filter_jit

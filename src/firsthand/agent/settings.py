@@ -224,9 +224,9 @@ class ModelSettings(Group):
         3.0, "errors beyond this many robust standard deviations count linearly, not squared", above=0
     )
     noise_share: Number = setting(
-        0.03,
+        0.1,
         "where one-step predictions miss this share of the changes' variance, the model is trained on roll-outs alone; "
-        "below it, one-step predictions count besides",
+        "below it, one-step predictions count besides, and below a third of it, alone",
         above=0,
         maximum=1,
     )
@@ -236,6 +236,37 @@ class ModelSettings(Group):
     log_episodes: int = setting(
         10, "episodes' worth of transitions of logs that stay in the buffer, at most", minimum=0
     )
+
+
+@dataclass(frozen=True)
+class ObserverSettings(Group):
+    """The learned observer: an estimate of the state in place of the plain register of measurements."""
+
+    name: ClassVar[str] = "observer"
+
+    use: int = setting(
+        0,
+        "0: never; 1: where it predicts new episodes better than the register; 2: always",
+        minimum=0,
+        maximum=2,
+    )
+    closed: int = setting(6, "corrected steps of a training window, before `model.horizon` free ones", minimum=1)
+    windows: int = setting(24, "windows per Adam step", minimum=1)
+    clip: Number = setting(4.0, "innovations count up to this many times their usual size", above=0)
+    restart_after: int = setting(
+        5, "clipped innovations in a row after which an entry restarts from the measurement", minimum=1
+    )
+    advantage: Number = setting(
+        0.98,
+        "it is used once its errors over a horizon are below this share of the register's, and until theirs are below "
+        "this share of its own",
+        above=0,
+        maximum=1,
+    )
+    memory: Number = setting(0.7, "weight of earlier episodes in that comparison", minimum=0, below=1)
+    trials: int = setting(6, "first episodes, in which the one that is not in use is trained well too", minimum=1)
+    trial_share: Number = setting(0.6, "share of `model.steps` for it meanwhile", above=0, maximum=1)
+    rival_share: Number = setting(0.1, "share of `model.steps` for it afterwards", minimum=0, maximum=1)
 
 
 @dataclass(frozen=True)
@@ -329,6 +360,8 @@ class Settings:
     """The gradient and the preconditioned policy step."""
     model: ModelSettings = ModelSettings()
     """The dynamics model and how it learns."""
+    observer: ObserverSettings = ObserverSettings()
+    """The learned observer."""
     imagination: ImaginationSettings = ImaginationSettings()
     """Trajectories of the model with fresh references."""
     refinement: RefinementSettings = RefinementSettings()
@@ -397,6 +430,7 @@ GROUPS: dict[str, type[Group]] = {
     for group in (
         PolicyStepSettings,
         ModelSettings,
+        ObserverSettings,
         ImaginationSettings,
         RefinementSettings,
         ExcitationSettings,

@@ -1,5 +1,7 @@
 """The learner's whole state, as a named pytree that is passed in and returned."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from firsthand_onboard import ControlSpec
 
-from ..models import Dynamics, Policy
+from ..models import Controller, Dynamics, Observer, Policy
+from .estimation import Estimation
 from .model_learning import initial_optimizer
 from .refinement import Refinement
 from .settings import Settings
@@ -34,6 +37,8 @@ class LearnerState(eqx.Module):
     """Updates refused so far because something was not finite or a bound did not hold."""
     refused_in_a_row: Int[Array, ""]
     """The same, since the last good update."""
+    estimation: Estimation | None = None
+    """The learned observer and the register beside it; None where the settings have no observer."""
 
     @staticmethod
     def random(spec: ControlSpec, settings: Settings, *, seed: int) -> "LearnerState":
@@ -51,4 +56,22 @@ class LearnerState(eqx.Module):
             refinement=Refinement.initial(policy, settings),
             refused=jnp.zeros((), jnp.int32),
             refused_in_a_row=jnp.zeros((), jnp.int32),
+            estimation=Estimation.initial(dynamics, settings) if settings.observer.use else None,
         )
+
+    def with_dynamics(self, dynamics: Dynamics, optimizer: PyTree) -> "LearnerState":
+        """The same learner with a model that was learned elsewhere."""
+        estimation = None if self.estimation is None else self.estimation.with_dynamics(dynamics)
+        return dataclasses.replace(self, dynamics=dynamics, optimizer=optimizer, estimation=estimation)
+
+    @property
+    def observer(self) -> Observer | None:
+        """The observer that the policy sees through; None where it sees the plain register. Not for traced code."""
+        if self.estimation is None or not bool(self.estimation.active):
+            return None
+        return self.estimation.observer
+
+    @property
+    def controller(self) -> Controller:
+        """What runs on the robot: the policy, with the observer where it is in use."""
+        return Controller(self.policy, self.observer)

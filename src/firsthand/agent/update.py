@@ -1,5 +1,6 @@
 """One episode's update: the model, then the policy. What is not finite never reaches the parameters."""
 
+import dataclasses
 from typing import cast
 
 import equinox as eqx
@@ -11,6 +12,7 @@ from ..models import Policy
 from ..optim.gradient import mean_cost
 from ..optim.rollout import CostFunction, Rollout
 from .buffer import Buffer, ImaginedStarts
+from .estimation import learn_candidates
 from .improvement import PolicyReport, improve_policy
 from .model_learning import ModelReport, learn_model
 from .refinement import LeastSquaresCost, Refinement, refine_on_model, weighted_cost
@@ -23,16 +25,24 @@ from .trees import select_tree
 def update_model(
     state: LearnerState, buffer: Buffer, rollout: Rollout, settings: Settings
 ) -> tuple[LearnerState, ModelReport]:
-    """Adam steps on the one-step loss. A model that is not finite is refused: the old one stays.
+    """Adam steps on the model, and on the observer where there is one. One that is not finite is refused.
 
     An episode without a single valid step (a robot that measures nothing) teaches nothing and is refused too.
     """
     key, batch_key = jax.random.split(state.key)
-    dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, settings, key=batch_key)
+    before = state.dynamics, state.optimizer, state.estimation
+    if state.estimation is None:
+        dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, settings, key=batch_key)
+        estimation = None
+    else:
+        estimation, optimizer, report = learn_candidates(
+            state.estimation, state.optimizer, buffer, rollout, settings, key=batch_key
+        )
+        dynamics = estimation.dynamics
     accepted = report.accepted & jnp.any(rollout.valid)
-    dynamics, optimizer = select_tree(accepted, (dynamics, optimizer), (state.dynamics, state.optimizer))
+    dynamics, optimizer, estimation = select_tree(accepted, (dynamics, optimizer, estimation), before)
     report = report._replace(accepted=accepted)
-    state = eqx.tree_at(lambda s: (s.dynamics, s.optimizer, s.key), state, (dynamics, optimizer, key))
+    state = dataclasses.replace(state, dynamics=dynamics, optimizer=optimizer, key=key, estimation=estimation)
     return state, report
 
 
@@ -71,6 +81,7 @@ def update_policy(
         refinement=select_tree(accepted, refinement, Refinement.initial(state.policy, settings)),
         refused=state.refused + refused,
         refused_in_a_row=(state.refused_in_a_row + 1) * refused,
+        estimation=state.estimation,
     )
     return state, report
 

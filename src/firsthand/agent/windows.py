@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ..models import Dynamics, predicted_entries
 from ..optim.rollout import DynamicsFunction
-from .buffer import Buffer
+from .buffer import Buffer, draw_rows, sample
 from .settings import Settings
 
 NORMAL_OVER_MEDIAN = 1.4826
@@ -34,7 +34,7 @@ class Windows(NamedTuple):
     following: Float[Array, "windows horizon measured"]
     """y⁺ of each row."""
     counts: Bool[Array, "windows horizon"]
-    """Rows up to the first gap in the data."""
+    """Rows up to the first gap in the data whose outcome may be compared."""
 
 
 def find_continuations(buffer: Buffer) -> Bool[Array, " capacity"]:
@@ -44,15 +44,40 @@ def find_continuations(buffer: Buffer) -> Bool[Array, " capacity"]:
     return jnp.concat([follows, jnp.zeros(1, bool)]) & (jnp.arange(buffer.capacity) + 1 < buffer.size)
 
 
-def draw_windows(
-    buffer: Buffer, continuations: Bool[Array, " capacity"], count: int, horizon: int, *, key: PRNGKeyArray
+def find_sound(buffer: Buffer) -> Bool[Array, " capacity"]:
+    """Whether a row is free of spikes and of stuck sensors."""
+    used = jnp.arange(buffer.capacity) < buffer.num_sound
+    rows = jnp.where(used, buffer.sound_rows, buffer.capacity)  # what is out of bounds is dropped
+    return jnp.zeros(buffer.capacity, bool).at[rows].set(True, mode="drop")
+
+
+def cut_windows(
+    buffer: Buffer,
+    states: Float[Array, "capacity state"],
+    continuations: Bool[Array, " capacity"],
+    first: Int[Array, " windows"],
+    horizon: int,
 ) -> Windows:
-    """`count` windows that begin at rows drawn evenly from the buffer."""
-    first = jax.random.randint(key, (count,), 0, jnp.maximum(buffer.size - horizon + 1, 1))
+    """The windows that begin at these rows, with their starts from `states`."""
     rows = first[:, None] + jnp.arange(horizon)
     unbroken = jnp.cumprod(continuations[rows[:, :-1]], axis=1).astype(bool)
-    counts = jnp.concat([jnp.ones((count, 1), bool), unbroken], axis=1)
-    return Windows(buffer.states[first], buffer.commands[rows], buffer.following[rows], counts)
+    counts = jnp.concat([jnp.ones((len(first), 1), bool), unbroken], axis=1)
+    return Windows(states[first], buffer.commands[rows], buffer.following[rows], counts)
+
+
+def draw_windows(
+    buffer: Buffer,
+    continuations: Bool[Array, " capacity"],
+    sound: Bool[Array, " capacity"],
+    count: int,
+    horizon: int,
+    *,
+    key: PRNGKeyArray,
+) -> Windows:
+    """`count` windows that begin at sound rows. Rows that are not sound are rolled through, but count for nothing."""
+    first = draw_rows(buffer, count, key=key)
+    windows = cut_windows(buffer, buffer.states, continuations, first, horizon)
+    return windows._replace(counts=windows.counts & sound[first[:, None] + jnp.arange(horizon)])
 
 
 def pseudo_huber(error: Float[Array, "*shape"], delta: Float[Array, ""] | float) -> Float[Array, "*shape"]:
@@ -61,10 +86,9 @@ def pseudo_huber(error: Float[Array, "*shape"], delta: Float[Array, ""] | float)
 
 
 def one_step_errors(dynamics: Dynamics, buffer: Buffer, count: int, *, key: PRNGKeyArray) -> Float[Array, "count m"]:
-    """f_θ(x, u) − y⁺ of `count` rows drawn evenly from the buffer, for every measured entry."""
-    rows = jax.random.randint(key, (count,), 0, jnp.maximum(buffer.size, 1))
-    predictions = jax.vmap(dynamics)(buffer.states[rows], buffer.commands[rows])
-    return predictions[:, : buffer.following.shape[1]] - buffer.following[rows]
+    """f_θ(x, u) − y⁺ of `count` sound rows drawn evenly from the buffer, for every measured entry."""
+    states, commands, following = sample(buffer, count, key=key)
+    return jax.vmap(dynamics)(states, commands)[:, : following.shape[1]] - following
 
 
 def error_scales(errors: Float[Array, "count m"], dynamics: Dynamics, settings: Settings) -> Float[Array, " m"]:

@@ -72,7 +72,7 @@ class Evaluate:
     def _policy(self, run: Any) -> Any:
         if self.newest:
             return run.newest_policy()
-        return run.kept_controller() if self.episode is None else run.controller(self.episode)
+        return run.kept_policy() if self.episode is None else run.policy(self.episode)
 
 
 def check_speed(speed: float | None, task: Any) -> None:

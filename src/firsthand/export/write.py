@@ -102,7 +102,7 @@ def _write_all(folder: Path, files: Files, obsolete: Iterable[str]) -> None:
 def controller_and_card(run: Run, episode: int | None) -> tuple[Controller, ModelCard]:
     """Policy and observer, and what is known about them."""
     ran = run.kept_episode() if episode is None else episode
-    controller = run.kept_controller() if episode is None else run.controller(episode)
+    controller = run.kept_policy() if episode is None else run.policy(episode)
     name = short_name(run.config.robot)
     errors = {row["episode"]: row["tracking_error"] for row in run.metrics()}
     card = ModelCard.of(

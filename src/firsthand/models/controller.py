@@ -6,12 +6,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from firsthand_onboard import ControlSpec, NumpyController, NumpyObserver, NumpyPolicy
 from firsthand_onboard.numpy_observer import has_observer, observer_arrays, observer_from_arrays
 from firsthand_onboard.observer import ObserverParameters, ObserverSettings, register_gain, register_taps
 
-from .networks import Dynamics, Policy
+from .networks import Dynamics, Layers, Policy
 
 NEVER_CLIPPED = 1e6
 """Change scales that no innovation reaches."""
@@ -49,6 +50,17 @@ class Controller(eqx.Module):
 
     policy: Policy
     observer: Observer | None = None
+
+    def __call__(
+        self, state: Float[Array, " state"], preview: Float[Array, "points outputs"]
+    ) -> Float[Array, " commands"]:
+        """The policy's command in a state: the observer's estimate, or the register."""
+        return self.policy(state, preview)
+
+    @property
+    def layers(self) -> Layers:
+        """The policy's weights."""
+        return self.policy.layers
 
     @property
     def spec(self) -> ControlSpec:

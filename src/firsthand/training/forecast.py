@@ -12,7 +12,7 @@ from firsthand_onboard.kinematics import tracked_output
 
 from ..agent import Rollout
 from ..agent.corrected_model import command_deviation, make_rollout_inputs, predict_rollout
-from ..models import Dynamics, Policy
+from ..models import Controller, Dynamics, Policy, as_controller
 from ..units import METRES, Unit
 
 
@@ -36,9 +36,12 @@ class Forecast:
         )
 
 
-def forecast(policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout, unit: Unit = METRES) -> Forecast:
-    """Predict, on the last measured episode, what a policy does differently from the one that ran."""
-    change, error, measured = (float(value) for value in _forecast(policy, ran, dynamics, rollout))
+def forecast(
+    policy: Controller | Policy, ran: Controller | Policy, dynamics: Dynamics, rollout: Rollout, unit: Unit = METRES
+) -> Forecast:
+    """Predict what a policy does differently from the one that ran, on the last episode as the new one sees it."""
+    new, old = as_controller(policy).policy, as_controller(ran).policy
+    change, error, measured = (float(value) for value in _forecast(new, old, dynamics, rollout))
     return Forecast(change, error, measured, unit)
 
 
@@ -58,6 +61,7 @@ def _forecast(policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout)
     return change, error(predict_rollout(policy, dynamics, inputs).states[:, :-1]), error(states)
 
 
-def interpolate(old: Policy, new: Policy, share: float) -> Policy:
-    """Weights that have gone `share` of the way from the old policy to the new one."""
-    return jax.tree.map(lambda a, b: a + share * (b - a) if eqx.is_inexact_array(a) else a, old, new)
+def interpolate(old: Controller, new: Controller, share: float) -> Controller:
+    """Weights that have gone `share` of the way from the old policy to the new one, which keeps its observer."""
+    mixed = jax.tree.map(lambda a, b: a + share * (b - a) if eqx.is_inexact_array(a) else a, old.policy, new.policy)
+    return Controller(mixed, new.observer)

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import UserError
-from ..models import Policy
+from ..models import Controller
 from ..robots import AbstractRobot, EpisodeRecord
 from ..tasks import Task
 from ..units import unit_of
 from .approval import Approval
 from .forecast import forecast, interpolate
 from .judgement import GuardSettings, GuardState, judge_metrics
-from .learning import as_rollout
+from .learning import as_seen
 from .parts import AbstractRecorder, AbstractSupervisor, Candidate, Decision, EpisodeSummary, Meanwhile
 
 SHARES = (1.0, 0.5, 0.25)
@@ -29,9 +29,9 @@ class Guard(AbstractSupervisor):
     def __init__(self, task: Task, settings: GuardSettings, approve: Approval | None = None) -> None:
         self.task, self.settings, self.approve = task, settings, approve
         self.state = GuardState(settings.first_authority)
-        self._ran: Policy | None = None
+        self._ran: Controller | None = None
         self._record: EpisodeRecord | None = None
-        self._good: Policy | None = None
+        self._good: Controller | None = None
 
     def decide(self, candidate: Candidate, meanwhile: Meanwhile) -> Decision:
         """The policy that may run, and the limits."""
@@ -45,7 +45,7 @@ class Guard(AbstractSupervisor):
             decision = self._decide_next(candidate, self._ran, self._record, meanwhile)
         return decision._replace(authority=self.state.authority)
 
-    def judge(self, summary: EpisodeSummary, policy: Policy) -> None:
+    def judge(self, summary: EpisodeSummary, policy: Controller) -> None:
         """Judge what came out."""
         self._record, self._ran = summary.record, policy
         self.state = judge_metrics(self.state, self.settings, summary.metrics)
@@ -77,16 +77,18 @@ class Guard(AbstractSupervisor):
             raise UserError("The operator did not approve the first policy; nothing moved.")
         return Decision(candidate.policy)
 
-    def _go_back(self, good: Policy) -> Decision:
+    def _go_back(self, good: Controller) -> Decision:
         why = f"the last episode's error was {self.state.excess:.1f} times the usual one"
         if math.isnan(self.state.excess):
             why = "nothing of the last episode was measured"
         reason = f"{why}: back to the policy of episode {self.state.good_episode}"
         return Decision(good, prediction_holds=False, reason=reason)
 
-    def _decide_next(self, candidate: Candidate, ran: Policy, record: EpisodeRecord, meanwhile: Meanwhile) -> Decision:
+    def _decide_next(
+        self, candidate: Candidate, ran: Controller, record: EpisodeRecord, meanwhile: Meanwhile
+    ) -> Decision:
         """The whole change of the policy if it may run, or a part of it, or the policy that ran last."""
-        rollout, unit = as_rollout(self.task.spec, record), unit_of(self.task.unit)
+        rollout, unit = as_seen(candidate.policy, record), unit_of(self.task.unit)
         reason = ""
         for share in SHARES:
             policy = candidate.policy if share == 1.0 else interpolate(ran, candidate.policy, share)

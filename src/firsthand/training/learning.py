@@ -5,8 +5,10 @@ the agent's update from it (`Learner`), and the line of metrics.jsonl (`episode_
 """
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +20,10 @@ from firsthand_onboard.signals import find_spikes, find_stuck_sensors, is_plausi
 
 from ..agent import Agent, AgentState, Experience, ImaginedStarts, LearnerState, Rollout, Settings, Update, append
 from ..agent.buffer import Buffer, make_room
+from ..agent.estimation import Estimation, estimate_rollout
 from ..agent.settings import ExcitationSettings
 from ..evaluation import tracking_metrics
-from ..models import Policy
+from ..models import Controller
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
@@ -77,30 +80,46 @@ def measurement_at_rest(spec: ControlSpec, position: np.ndarray) -> np.ndarray:
 
 
 def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
-    """The record as the learner sees it: state vectors rebuilt with the robot's own rule.
+    """The record as a learner without an observer sees it: only sound steps are valid. See `read_record`."""
+    rollout, sound = read_record(spec, record)
+    return eqx.tree_at(lambda r: r.valid, rollout, sound)
+
+
+def as_seen(controller: Controller, record: EpisodeRecord) -> Rollout:
+    """The record as this policy would have seen it: through its observer, or as the plain register."""
+    if controller.observer is None:
+        return as_rollout(controller.spec, record)
+    return estimate_rollout(controller.observer, read_record(controller.spec, record)[0])
+
+
+def read_record(spec: ControlSpec, record: EpisodeRecord) -> tuple[Rollout, Bool[Array, "trajectories steps"]]:
+    """The record as the learner sees it, with state vectors rebuilt by the robot's own rule; and which steps are sound.
 
     A step whose state or outcome holds a value that is not finite or far outside its scale (a sensor that dropped out)
-    does not count as valid, and its values are set to zero: it can neither enter the buffer nor spoil a gradient. Nor
-    does a step count that saw a spike or a stuck sensor. A start that is not sound makes its first step invalid: the
-    later ones are measured all the same, but the model cannot be rolled out from there.
+    does not count as valid, and its values are set to zero: it can neither enter the buffer nor spoil a gradient. A
+    start that is not sound makes its first step invalid: the later ones are measured all the same, but the model cannot
+    be rolled out from there. A step that saw a spike or a stuck sensor is valid but not sound: only an observer, which
+    clips what it does not believe, learns from it.
     """
     steps = record.commands.shape[1]
-    states = [record.starts]
+    first = record.starts.copy()
+    first[:, : spec.layout.num_measured] = record.measured[:, 0]  # the robot's own start may be an estimate
+    states = [first]
     for k in range(steps):
         states.append(next_state(spec.layout, states[-1], record.commands[:, k], record.measured[:, k + 1]))
     states = np.stack(states, axis=1)
     finite = is_plausible(spec, states)
     strange = find_spikes(spec, record.measured, record.valid) | find_stuck_sensors(spec, record.measured)
-    doubtful = mark_memory(strange, spec.layout.measurement_memory)
-    sound = finite & ~doubtful
-    usable = sound[:, :-1] & sound[:, 1:] & np.isfinite(record.commands).all(axis=-1)
-    return Rollout(
+    sound = finite & ~mark_memory(strange, spec.layout.measurement_memory)
+    commanded = record.valid & np.isfinite(record.commands).all(axis=-1)
+    rollout = Rollout(
         states=jnp.asarray(np.where(finite[..., None], states, np.float32(0))),
         commands=jnp.asarray(np.nan_to_num(record.commands)),
         previews=jnp.asarray(record.references[:, preview_indices(spec, steps)]),
         free=jnp.asarray(record.free),
-        valid=jnp.asarray(record.valid & usable),
+        valid=jnp.asarray(commanded & finite[:, :-1] & finite[:, 1:]),
     )
+    return rollout, jnp.asarray(commanded & sound[:, :-1] & sound[:, 1:])
 
 
 def draw_imagined_starts(
@@ -150,23 +169,25 @@ def prepare_experience(
     trajectories of the model instead of the measured ones. The trajectories of the preconditioned steps are drawn
     first, then what refinement needs in addition, so that a run is the same with and without it until it begins.
     """
-    rollout = as_rollout(task.spec, record)
+    rollout, sound = read_record(task.spec, record)
     few = settings.imagination.trajectories
 
     def draw(count: int) -> ImaginedStarts | None:
-        return draw_imagined_starts(task, record, count, rng, visited_states(buffer, rollout, count, rng))
+        return draw_imagined_starts(task, record, count, rng, visited_states(buffer, rollout, sound, count, rng))
 
     own = draw(practice) if practice else None
     first, more = draw(few), draw(settings.imagined_trajectories - few)
-    return Experience(rollout, first if first is None or more is None else first.concat(more), own)
+    return Experience(rollout, first if first is None or more is None else first.concat(more), own, sound)
 
 
-def visited_states(buffer: Buffer, rollout: Rollout, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` states `(count, state)` of all that were visited, drawn from the buffer and this episode."""
-    valid, size = np.asarray(rollout.valid).reshape(-1), int(buffer.size)
-    rows = rng.integers(0, max(size + int(valid.sum()), 1), count)
-    newest = np.asarray(rollout.states)[:, :-1].reshape(valid.size, -1)[np.argsort(~valid, kind="stable")]
-    earlier = np.asarray(buffer.states[np.minimum(rows, max(size - 1, 0))])
+def visited_states(
+    buffer: Buffer, rollout: Rollout, sound: Bool[Array, "trajectories steps"], count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """`count` states `(count, state)` of all that were visited and measured soundly, in the buffer and this episode."""
+    usable, size = np.asarray(sound).reshape(-1), int(buffer.num_sound)
+    rows = rng.integers(0, max(size + int(usable.sum()), 1), count)
+    newest = np.asarray(rollout.states)[:, :-1].reshape(usable.size, -1)[np.argsort(~usable, kind="stable")]
+    earlier = np.asarray(buffer.states[buffer.sound_rows[np.minimum(rows, max(size - 1, 0))]])
     return np.where((rows < size)[:, None], earlier, newest[np.maximum(rows - size, 0)])
 
 
@@ -190,28 +211,42 @@ class Learner:
 
     def remember(self, record: EpisodeRecord) -> None:
         """Append an episode to the buffer without learning from it, as when a run is resumed."""
-        self.buffer = append(self.buffer, as_rollout(self.task.spec, record))
+        self.buffer = append(self.buffer, *read_record(self.task.spec, record))
 
     def observe(
         self, state: LearnerState, record: EpisodeRecord, rng: np.random.Generator
     ) -> tuple[LearnerState, EpisodeUpdate]:
         """Append, learn the model, improve the policy."""
         experience = self.prepare(record, rng)
-        assert experience.rollout is not None
+        assert experience.sound is not None
         before = AgentState(state, make_room(self.buffer, record.valid.size))
         after, update = self.agent.observe(before, experience)
         self.buffer = after.buffer
-        growth = closed_loop_growth(state.policy, after.learner.dynamics, experience.rollout)
-        return jax.block_until_ready(after.learner), EpisodeUpdate(update, growth, experience.rollout.valid)
+        growth = closed_loop_growth(state.policy, after.learner.dynamics, update.rollout)
+        return jax.block_until_ready(after.learner), EpisodeUpdate(update, growth, experience.sound)
 
     def prepare(self, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
         """What the agent learns from: what the robot did, and starts of imagined trajectories."""
         return prepare_experience(self.task, self.settings, self.buffer, record, rng)
 
 
-def with_policy(state: LearnerState, policy: Policy) -> LearnerState:
-    """The same learner with another policy, for which the model has predicted nothing."""
-    return dataclasses.replace(state, policy=policy, expected_cost=jnp.full_like(state.expected_cost, jnp.nan))
+def with_policy(state: LearnerState, policy: Controller) -> LearnerState:
+    """The same learner with another policy, for which the model has predicted nothing.
+
+    The observer that it ran with is not taken over: the learner goes on with its own.
+    """
+    return dataclasses.replace(state, policy=policy.policy, expected_cost=jnp.full_like(state.expected_cost, jnp.nan))
+
+
+def observer_metrics(estimation: Estimation | None) -> dict[str, Any]:
+    """Whether the observer is in use from the next episode on, and why; empty where the settings have none."""
+    if estimation is None:
+        return {}
+    return {
+        "observer": bool(estimation.active),
+        "noise_share": float(estimation.missed),
+        "observer_error_ratio": math.exp(float(estimation.advantage)),
+    }
 
 
 def episode_metrics(
@@ -257,4 +292,5 @@ def episode_metrics(
         "command_change": tracking.command_change,
         "limit_hits": tracking.limit_hits,
         "valid_share": float(sound.valid.mean()),
+        **observer_metrics(state.estimation),
     }

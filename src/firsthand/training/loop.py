@@ -13,7 +13,7 @@ import numpy as np
 
 from ..agent import LearnerState
 from ..errors import UserError
-from ..models import Policy
+from ..models import Controller
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeAbandoned
 from .config import TrainingConfig
@@ -121,16 +121,16 @@ class Trainer:
             self.learner.remember(record)
         return resumed.notes + self.supervisor.resume(self.recorder, self.episode, self.robot, self.config.robot)
 
-    def _choose_policy(self) -> Policy:
+    def _choose_policy(self) -> Controller:
         """The policy of the next episode, after everything that people have asked for is done."""
         if self.episode == 0:  # before anybody looks at the policy that is about to run
             self.state = self.prior.warm_start(self.state, self.task, self.config.settings, seed=self.config.seed)
         self._apply_requests()
         self.control.wait_while_paused(self._apply_requests)
-        candidate = Candidate(self.state.policy, self.state.dynamics, self._chosen_by_operator)
+        candidate = Candidate(self.state.controller, self.state.dynamics, self._chosen_by_operator)
         decision = self.supervisor.decide(candidate, self._apply_requests)
         if self._chosen_by_operator:  # perhaps put in place while the supervisor waited: it needs no approval
-            decision = decision._replace(policy=self.state.policy, prediction_holds=True, reason="")
+            decision = decision._replace(policy=self.state.controller, prediction_holds=True, reason="")
         if decision.reason:
             self.callbacks.notify(decision.reason)
         if not decision.prediction_holds:
@@ -156,7 +156,7 @@ class Trainer:
             else:
                 request.accept(outcome)
 
-    def _after_episode(self, summary: EpisodeSummary, policy: Policy) -> None:
+    def _after_episode(self, summary: EpisodeSummary, policy: Controller) -> None:
         self.supervisor.judge(summary, policy)
         self.callbacks.after_episode(summary)
         self._apply_requests()

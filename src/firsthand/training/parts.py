@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from firsthand_onboard import ControlSpec
 
 from ..agent import LearnerState
-from ..models import Dynamics, Policy
+from ..models import Controller, Dynamics
 from ..robots import AbstractRobot, EpisodeRecord
 
 
@@ -91,7 +91,7 @@ class Checkpoint(NamedTuple):
 class KeptPolicy(NamedTuple):
     """A policy and what proves it."""
 
-    policy: Policy
+    policy: Controller
     """The weights."""
     episode: int
     """The episode that it ran, from 1."""
@@ -126,7 +126,7 @@ class AbstractRecorder(ABC):
         """The best policy that the robot has proven; None while there is none."""
 
     @abstractmethod
-    def record(self, summary: EpisodeSummary, policy: Policy, checkpoint: Checkpoint) -> None:
+    def record(self, summary: EpisodeSummary, policy: Controller, checkpoint: Checkpoint) -> None:
         """Keep a finished episode, the policy that ran it, and what to go on from."""
 
     @abstractmethod
@@ -138,7 +138,7 @@ class AbstractRecorder(ABC):
         """One entry per recorded episode."""
 
     @abstractmethod
-    def load_policy(self, episode: int, spec: ControlSpec) -> Policy:
+    def load_policy(self, episode: int, spec: ControlSpec) -> Controller:
         """The policy that ran an episode."""
 
     @abstractmethod
@@ -157,7 +157,7 @@ Meanwhile = Callable[[], None]
 class Candidate(NamedTuple):
     """What could run next."""
 
-    policy: Policy
+    policy: Controller
     """The learner's newest policy, or what an operator has put in its place."""
     dynamics: Dynamics
     """The learner's model."""
@@ -168,7 +168,7 @@ class Candidate(NamedTuple):
 class Decision(NamedTuple):
     """What runs next."""
 
-    policy: Policy
+    policy: Controller
     """The policy."""
     prediction_holds: bool = True
     """Whether it is the candidate, so that what the model predicted for it still holds."""
@@ -186,7 +186,7 @@ class AbstractSupervisor(ABC):
         """The policy that runs next; may wait for a person's approval. `EpisodeAbandoned` where he stops instead."""
 
     @abstractmethod
-    def judge(self, summary: EpisodeSummary, policy: Policy) -> None:
+    def judge(self, summary: EpisodeSummary, policy: Controller) -> None:
         """Learn what came of the episode that this policy has run."""
 
     @abstractmethod
@@ -201,7 +201,7 @@ class NoSupervisor(AbstractSupervisor):
         """The candidate."""
         return Decision(candidate.policy)
 
-    def judge(self, summary: EpisodeSummary, policy: Policy) -> None:
+    def judge(self, summary: EpisodeSummary, policy: Controller) -> None:
         """Nothing is remembered."""
 
     def resume(self, recorder: AbstractRecorder, episode: int, robot: AbstractRobot, name: str) -> list[str]:

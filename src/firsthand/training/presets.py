@@ -18,6 +18,7 @@ PRESETS: dict[str, Settings] = {
             "model.steps": 1500,
             "model.rate_end": 0.05,
             "model.horizon": 16,
+            "observer.use": 1,
             "imagination.trajectories": 30,
             "imagination.disturbances": 1,
             "refinement.steps": 8,

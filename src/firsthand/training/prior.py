@@ -88,7 +88,7 @@ class Prior:
             except UserError as error:
                 raise UserError(f"the {part} of {self.init.path} does not fit this run's: {error}") from None
             state = eqx.tree_at(lambda s, part=part: getattr(s, part), state, new)
-        return state
+        return state.with_dynamics(state.dynamics, state.optimizer)
 
     def buffer(self, task: Task, capacity: int, max_rows: int) -> Buffer:
         """A buffer for `capacity` transitions of the robot's own, with evenly spaced rows of the logs in it.
@@ -120,7 +120,7 @@ class Prior:
         for _ in range(rounds):
             key, batch_key = jax.random.split(state.key)
             dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, settings, key=batch_key)
-            state = eqx.tree_at(lambda s: (s.dynamics, s.optimizer, s.key), state, (dynamics, optimizer, key))
+            state = eqx.tree_at(lambda s: s.key, state.with_dynamics(dynamics, optimizer), key)
         trained = self.init is not None and self.init.takes_policy
         if report is None or not bool(report.accepted) or trained or not settings.imagination.trajectories:
             return state

@@ -10,7 +10,7 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 
 from ..errors import UserError
-from ..models import Policy
+from ..models import Controller
 from ..robots import EpisodeRecord
 from ..runs import RunFolder
 from ..runs.pytrees import from_arrays, to_arrays
@@ -46,7 +46,7 @@ class PolicyKeeper:
         self.kept = kept
         self._errors = list(errors)[-PROOF_EPISODES:]
 
-    def consider(self, policy: Policy, episode: int, error: float, valid_share: float) -> bool:
+    def consider(self, policy: Controller, episode: int, error: float, valid_share: float) -> bool:
         """Whether the policy that ran this episode is the one to keep from now on."""
         self._errors = [*self._errors, error][-PROOF_EPISODES:]
         proven = proof(self._errors)
@@ -62,14 +62,14 @@ class MemoryRecorder(AbstractRecorder):
 
     def __init__(self) -> None:
         self._keeper = PolicyKeeper()
-        self._episodes: list[tuple[EpisodeSummary, Policy]] = []
+        self._episodes: list[tuple[EpisodeSummary, Controller]] = []
 
     @property
     def kept(self) -> KeptPolicy | None:
         """The best policy that the robot has proven; None while there is none."""
         return self._keeper.kept
 
-    def record(self, summary: EpisodeSummary, policy: Policy, checkpoint: Checkpoint) -> None:
+    def record(self, summary: EpisodeSummary, policy: Controller, checkpoint: Checkpoint) -> None:
         """Keep what ran; there is nothing to go on from."""
         self._episodes.append((summary, policy))
         metrics = summary.metrics
@@ -82,7 +82,7 @@ class MemoryRecorder(AbstractRecorder):
         """One entry per recorded episode."""
         return [dict(summary.metrics) for summary, _ in self._episodes]
 
-    def load_policy(self, episode: int, spec: ControlSpec) -> Policy:
+    def load_policy(self, episode: int, spec: ControlSpec) -> Controller:
         """The policy that ran an episode."""
         return self._episodes[episode - 1][1]
 
@@ -108,7 +108,7 @@ class FolderRecorder(AbstractRecorder):
         """The best policy that the robot has proven; None while there is none."""
         return self._keeper.kept
 
-    def record(self, summary: EpisodeSummary, policy: Policy, checkpoint: Checkpoint) -> None:
+    def record(self, summary: EpisodeSummary, policy: Controller, checkpoint: Checkpoint) -> None:
         """Write the files of an episode, in the order that a crash at any instant can be resumed from."""
         episode, metrics = summary.episode, summary.metrics
         self.run.save_episode(episode, {**summary.record.arrays(), **policy.arrays()}, {"episode": episode})
@@ -130,9 +130,9 @@ class FolderRecorder(AbstractRecorder):
         """One entry per recorded episode."""
         return self.run.read_metrics()
 
-    def load_policy(self, episode: int, spec: ControlSpec) -> Policy:
+    def load_policy(self, episode: int, spec: ControlSpec) -> Controller:
         """The policy that ran an episode."""
-        return Policy.from_arrays(spec, self.run.load_episode(episode)[0])
+        return Controller.from_arrays(spec, self.run.load_episode(episode)[0])
 
     def load_record(self, episode: int) -> EpisodeRecord:
         """What the robot did in an episode."""
@@ -163,7 +163,7 @@ class FolderRecorder(AbstractRecorder):
         with contextlib.suppress(UserError):  # damaged
             best = self.run.load_best()
             if best is not None and best[1]["episode"] <= episode:
-                policy = Policy.from_arrays(spec, best[0])
+                policy = Controller.from_arrays(spec, best[0])
                 kept = KeptPolicy(policy, best[1]["episode"], best[1]["tracking_error"], best_error)
                 self._keeper = PolicyKeeper(kept, errors)
                 return

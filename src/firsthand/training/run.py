@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from firsthand_onboard.observer import ObserverParameters, ObserverSettings
+
 from ..console import notify
 from ..errors import UserError
 from ..evaluation import Evaluation, evaluate
 from ..evaluation.oracle import OracleResult
-from ..models import Controller, Policy
+from ..models import Controller, Observer
 from ..robots import AbstractRobot, EpisodeRecord
 from ..robots.description import RobotDescription, spec_difference
 from ..robots.registry import NamedRobot, find_robot
@@ -25,6 +27,8 @@ from .config import TrainingConfig
 
 CHECKPOINT_POLICY = "learner.policy.layers."
 """How the names of the policy's arrays begin in a checkpoint."""
+CHECKPOINT_ESTIMATION = "learner.estimation."
+"""How the names of what belongs to the observer begin."""
 
 
 @dataclass(frozen=True)
@@ -77,45 +81,54 @@ class Run:
             record.check(self.description.spec)
         return record
 
-    def policy(self, episode: int) -> Policy:
-        """The policy that ran an episode, without its observer."""
-        return self.controller(episode).policy
-
-    def controller(self, episode: int) -> Controller:
+    def policy(self, episode: int) -> Controller:
         """The policy that ran an episode, with its observer where it had one."""
-        return self._controller(self._episode(episode), f"episode {episode}")
+        return self._policy(self._episode(episode), f"episode {episode}")
 
-    def kept_policy(self) -> Policy:
-        """The best policy that the robot has proven, without its observer."""
-        return self.kept_controller().policy
-
-    def kept_controller(self) -> Controller:
+    def kept_policy(self) -> Controller:
         """The best policy that the robot has proven, with its observer where it had one."""
         best = self.folder.load_best()
         if best is None and not self.episodes():
             raise UserError(f"{self.path} has no finished episode yet.")
         if best is None:
             raise UserError(f"no episode of {self.path} has proven a policy yet; give --episode, or evaluate --newest.")
-        return self._controller(best[0], "best.safetensors")
+        return self._policy(best[0], "best.safetensors")
 
     def kept_episode(self) -> int | None:
         """The episode that the kept policy ran; None while there is none."""
         best = self.folder.load_best()
         return None if best is None else int(best[1]["episode"])
 
-    def newest_policy(self) -> Policy:
+    def newest_policy(self) -> Controller:
         """The result of the last update, which has not run on the robot yet."""
         if not self.folder.checkpoints():
             raise UserError(f"{self.path} has no finished episode yet.")
         checkpoint = self.folder.load_checkpoint()
         for note in checkpoint.notes:
             notify(note)
-        layers = {}
-        for name, array in checkpoint.arrays.items():
-            if name.startswith(CHECKPOINT_POLICY):
-                layer, _, part = name.removeprefix(CHECKPOINT_POLICY).partition(".")
-                layers[f"policy.{layer}.{'bias' if part == '1' else 'weight'}"] = array
-        return self._controller(layers, f"the checkpoint of episode {checkpoint.episode}").policy
+        where = f"the checkpoint of episode {checkpoint.episode}"
+        with self._reading(where):
+            return self._policy(self._newest_arrays(checkpoint.arrays), where)
+
+    def _newest_arrays(self, stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Policy and observer of a checkpoint as named arrays."""
+
+        def layers(prefix: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for i in itertools.count():
+                if f"{prefix}{i}.0" not in stored:
+                    return
+                yield stored[f"{prefix}{i}.0"], stored[f"{prefix}{i}.1"]
+
+        named = {}
+        for i, (weight, bias) in enumerate(layers(CHECKPOINT_POLICY)):
+            named[f"policy.{i}.weight"], named[f"policy.{i}.bias"] = weight, bias
+        if not stored.get(f"{CHECKPOINT_ESTIMATION}active", False):
+            return named
+        prefix, chosen = f"{CHECKPOINT_ESTIMATION}observer.parameters.", self.config.settings.observer
+        rest = (stored[prefix + name] for name in ("change_scale", "gain", "taps", "scale"))
+        parameters = ObserverParameters(tuple(layers(f"{prefix}layers.")), *rest)
+        limits = ObserverSettings.of(self.description.spec, clip=chosen.clip, restart_after=chosen.restart_after)
+        return named | Observer(parameters, limits, self.description.spec).arrays()
 
     # Evaluations: made where the robot is at hand, read anywhere.
 
@@ -158,7 +171,7 @@ class Run:
 
     def evaluate(self, robot: AbstractRobot, episode: int, oracle: OracleResult | None = None) -> Evaluation:
         """Let the robot follow the evaluation references with the policy of an episode, and keep what came out."""
-        result = evaluate(robot, self.controller(episode))
+        result = evaluate(robot, self.policy(episode))
         self.save_evaluation(episode, result, oracle)
         return result
 
@@ -201,7 +214,7 @@ class Run:
             raise UserError(f"episode is {episode}, but {self.path} holds episodes {held}.")
         return self.folder.load_episode(episode)[0]
 
-    def _controller(self, arrays: Mapping[str, np.ndarray], where: str) -> Controller:
+    def _policy(self, arrays: Mapping[str, np.ndarray], where: str) -> Controller:
         spec = self.description.spec
         sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
         with self._reading(where):

@@ -8,19 +8,21 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from firsthand.agent import Agent, AgentState, Buffer, Experience, LearnerState, Rollout, Settings, Update
 from firsthand.agent.buffer import append_rollout
+from firsthand.agent.estimation import in_use
 from firsthand.agent.trees import stack_trees, take_member
 from firsthand.errors import UserError
 from firsthand.evaluation import tracking_metrics
 from firsthand.evaluation.metrics import TrackingMetrics
-from firsthand.models import Policy
+from firsthand.models import Controller, Policy
 from firsthand.plants.base import AbstractPlant
 from firsthand.robots.base import EpisodeRecord
 from firsthand.robots.simulated import SimulatedRobot, run_trajectories
 from firsthand.tasks import Task
-from firsthand.training.learning import as_rollout, plan_episode, prepare_experience
+from firsthand.training.learning import plan_episode, prepare_experience, read_record
 
 
 class Together:
@@ -64,7 +66,7 @@ class Together:
         added = [nothing if excitation is None else excitation for _, excitation in plans]
         excitations = jnp.asarray(np.stack(added), jnp.float32)
         self._now, self._key, played = _episodes(
-            self.plant, self.state.policy, task.spec, self._now, goals, excitations, self._key
+            self.plant, self._controllers(), task.spec, self._now, goals, excitations, self._key
         )
         played = [np.asarray(part, np.float32) for part in played]
         self.records = [EpisodeRecord.complete(*(part[i] for part in played)) for i in range(len(self.seeds))]
@@ -79,7 +81,7 @@ class Together:
         state, update = _observe((agent, self.state, experience, learn_model), self.buffer)
         self.state, self.buffer = state.learner, state.buffer
         self.episode += 1
-        valid = np.asarray(experience.rollout.valid)
+        valid = np.asarray(update.rollout.valid)
         sound = [dataclasses.replace(record, valid=valid[i]) for i, record in enumerate(self.records)]
         tracking = [tracking_metrics(task.spec, (record,)) for record in sound]
         return {
@@ -107,6 +109,11 @@ class Together:
         if int(self.buffer.size.max()) + rows > self.buffer.states.shape[1]:
             raise ValueError("there are more episodes than `episodes`, for which the buffers were made")
 
+    def _controllers(self) -> Controller:
+        """Policies with the observers in use; where the register is, with the observer that equals it."""
+        estimation = self.state.estimation
+        return Controller(self.state.policy, None if estimation is None else eqx.filter_vmap(in_use)(estimation))
+
     def policy(self, index: int) -> Policy:
         """The newest policy of one seed."""
         return take_member(self.state.policy, index)
@@ -115,7 +122,7 @@ class Together:
         """For every seed, what its newest policy does on the task's evaluation references."""
         references = self.task.evaluation(self.task.evaluation_speed if speed is None else speed)
         robot = SimulatedRobot(self.plant, self.task)
-        return [robot.follow(self.policy(i), references) for i in range(len(self.seeds))]
+        return [robot.follow(take_member(self.state, i).controller, references) for i in range(len(self.seeds))]
 
     def evaluate(self, speed: float | None = None) -> list[TrackingMetrics]:
         """For every seed, the metrics of its newest policy over all evaluation references together."""
@@ -124,7 +131,7 @@ class Together:
     def remember(self, records: Sequence[EpisodeRecord]) -> None:
         """Put an episode of every seed into the buffers again, as after `restore` without them."""
         self._check_room()
-        self.buffer = _append(stack_trees([as_rollout(self.task.spec, record) for record in records]), self.buffer)
+        self.buffer = _append(stack_trees([read_record(self.task.spec, record) for record in records]), self.buffer)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the next episode depends on, as a pytree (for `runs.pytrees.to_arrays`)."""
@@ -170,5 +177,5 @@ def _observe(fixed: tuple[Agent, LearnerState, Experience, bool], buffer: Buffer
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _append(rollouts: Rollout, buffers: Buffer) -> Buffer:
-    return eqx.filter_vmap(append_rollout)(buffers, rollouts)
+def _append(experiences: tuple[Rollout, Array], buffers: Buffer) -> Buffer:
+    return eqx.filter_vmap(append_rollout)(buffers, *experiences)

@@ -1,0 +1,396 @@
+"""Learning the observer: states estimated from stored measurements, the loss over them, and whether it pays.
+
+An observer (`firsthand_onboard.observer`) has a model f_θ of its own, because its state is another one: behind a late
+velocity sensor the register holds what the sensor shows, the estimate what the robot does. Both are trained on the same
+data. A window of the observer's loss begins at an estimate and has two parts,
+
+    closed, k ≤ C:       x̂_{k+1} = f_θ(x̂_k, u_k) + L ψ(y_{k+1} − h(f_θ(x̂_k, u_k))),
+    free,   k ≤ C + T:   x̂_{k+1} = f_θ(x̂_k, u_k),
+
+and in both ρ((y_{k+1} − h(f_θ(x̂_k, u_k)))/s) counts, with ρ and s as in `agent.windows`. The closed part trains the
+gain L on what follows from a correction, the free part makes the model fit for roll-outs. With the register's gain and
+taps the closed part is the one-step loss: the observer leaves the register only where data ask for it.
+"""
+
+import dataclasses
+from typing import cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.observer import (
+    ObserverSettings,
+    ObserverState,
+    correct,
+    expected_measurement,
+    num_blocks,
+    observe,
+    predict_state,
+    start_motion,
+)
+
+from ..models import Dynamics, Observer
+from ..optim.rollout import Rollout
+from .buffer import Buffer, rollout_rows
+from .model_learning import ModelReport, adam, learn_model, rate_share, rescale
+from .settings import Settings
+from .trees import all_finite, select_tree
+from .windows import (
+    NORMAL_OVER_MEDIAN,
+    Windows,
+    cut_windows,
+    error_scales,
+    find_continuations,
+    noise_share,
+    one_step_errors,
+    pseudo_huber,
+)
+
+SEGMENT = 128
+"""Rows of the buffer that are estimated one after the other."""
+BURN_IN = 32
+"""Rows before a segment from which its estimate begins."""
+SEGMENTS_AT_ONCE = 32
+
+
+class Estimation(eqx.Module):
+    """Register and observer as two candidates, and how they compare."""
+
+    register_model: Dynamics
+    """The model of the plain register."""
+    observer: Observer
+    """The observer with its own model."""
+    optimizer: PyTree
+    """Adam's moments for the observer."""
+    active: Bool[Array, ""]
+    """Whether the policy sees the observer's estimate, or the register."""
+    advantage: Float[Array, ""]
+    """Mean logarithm of the observer's errors over the register's on new episodes; negative where it pays."""
+    missed: Float[Array, ""]
+    """Share of the changes' variance that the register's one-step predictions miss on all data so far."""
+    trials: Int[Array, ""]
+    """Updates in which both were trained."""
+
+    @staticmethod
+    def initial(dynamics: Dynamics, settings: Settings) -> "Estimation":
+        """Before the first episode: the observer is the register."""
+        observer = initial_observer(dynamics, settings)
+        moments = adam(settings).init(split_observer(observer)[0])  # pyright: ignore[reportArgumentType] (a pytree)
+        zero = jnp.zeros((), jnp.int32)
+        return Estimation(
+            dynamics, observer, moments, jnp.asarray(settings.observer.use == 2), jnp.zeros(()), jnp.ones(()), zero
+        )
+
+    @property
+    def dynamics(self) -> Dynamics:
+        """The model in use."""
+        return select_tree(self.active, observer_dynamics(self.observer), self.register_model)
+
+    def with_dynamics(self, dynamics: Dynamics) -> "Estimation":
+        """Both candidates with this model, which was learned elsewhere."""
+        return dataclasses.replace(self, register_model=dynamics, observer=with_dynamics(self.observer, dynamics))
+
+    def see(self, rollout: Rollout, sound: Bool[Array, "trajectories steps"]) -> Rollout:
+        """The trajectories as the policy in use sees them: estimates, or the register where it is sound."""
+
+        def estimates() -> Rollout:
+            return estimate_rollout(self.observer, rollout)
+
+        def registers() -> Rollout:
+            return eqx.tree_at(lambda r: r.valid, rollout, rollout.valid & sound)
+
+        return jax.lax.cond(self.active, estimates, registers)
+
+
+def in_use(estimation: Estimation) -> Observer:
+    """The observer in use, or the observer that equals the register: for code that is traced for both."""
+    register = Observer.register(estimation.register_model, estimation.observer.settings)
+    return select_tree(estimation.active, estimation.observer, register)
+
+
+def learn_candidates(
+    estimation: Estimation,
+    optimizer: PyTree,
+    buffer: Buffer,
+    rollout: Rollout,
+    settings: Settings,
+    *,
+    key: PRNGKeyArray,
+) -> tuple[Estimation, PyTree, ModelReport]:
+    """Compare register and observer on a new episode, choose, and train both; the episode is in the buffer already.
+
+    The observer is considered where one-step predictions of the register miss at least `model.noise_share`: with exact
+    sensors nothing is left to estimate. `optimizer` is the register's. Returns it, and the report of the one in use.
+    """
+    chosen = settings.observer
+    register_key, observer_key, noise_key = jax.random.split(key, 3)
+    observer = with_dynamics(estimation.observer, rescale(observer_dynamics(estimation.observer), buffer, settings))
+    register = rescale(estimation.register_model, buffer, settings)
+    considered = (estimation.missed >= settings.model.noise_share) | (chosen.use == 2)
+    advantage = compare(estimation, rollout, settings)
+    limit = jnp.where(estimation.active, -1.0, 1.0) * jnp.log(chosen.advantage)
+    active = considered & ((advantage < limit) | (chosen.use == 2))
+
+    trying = estimation.trials < chosen.trials
+    other = jnp.where(considered, jnp.where(trying, chosen.trial_share, chosen.rival_share), 0.0)
+    shares = jnp.where(active, jnp.stack([other, jnp.ones(())]), jnp.stack([jnp.ones(()), other]))
+    steps = (settings.model.steps * shares).astype(jnp.int32)
+
+    register, optimizer, report = learn_model(register, optimizer, buffer, settings, steps[0], key=register_key)
+    errors = one_step_errors(register, buffer, settings.model.scale_samples, key=noise_key)
+    missed = noise_share(error_scales(errors, register, settings), register)
+    before = observer, estimation.optimizer
+    continuations = find_continuations(buffer)
+    observer, moments, loss = learn_observer(*before, buffer, continuations, steps[1], settings, key=observer_key)
+    sound = all_finite((observer, moments))
+    observer, moments = select_tree(sound, (observer, moments), before)
+    report = select_tree(active, ModelReport(loss, sound), report)
+    new = Estimation(register, observer, moments, active, advantage, missed, estimation.trials + considered)
+    return new, optimizer, report
+
+
+def compare(estimation: Estimation, rollout: Rollout, settings: Settings) -> Float[Array, ""]:
+    """The observer's advantage with a new episode counted in; nothing is compared before both were trained."""
+    plain, estimated = forecast_errors(estimation.register_model, estimation.observer, rollout, settings)
+    found = jnp.log(estimated / plain)
+    memory = jnp.where(estimation.trials > 1, settings.observer.memory, 0.0)
+    usable = jnp.isfinite(found) & (estimation.trials > 0)
+    return jnp.where(usable, memory * estimation.advantage + (1.0 - memory) * found, estimation.advantage)
+
+
+def initial_observer(dynamics: Dynamics, settings: Settings) -> Observer:
+    """The plain register as an observer, with this model."""
+    chosen = settings.observer
+    limits = ObserverSettings.of(dynamics.spec, clip=float(chosen.clip), restart_after=chosen.restart_after)
+    return Observer.register(dynamics, limits)
+
+
+def observer_dynamics(observer: Observer) -> Dynamics:
+    """The observer's model f_θ."""
+    layers = cast(tuple, observer.parameters.layers)
+    return Dynamics(layers, observer.parameters.change_scale, observer.spec)
+
+
+def with_dynamics(observer: Observer, dynamics: Dynamics) -> Observer:
+    """The same gain, taps and scale with another model."""
+    parameters = observer.parameters._replace(layers=dynamics.layers, change_scale=dynamics.change_scale)
+    return Observer(parameters, observer.settings, observer.spec)
+
+
+def gain_mask(spec: ControlSpec) -> np.ndarray:
+    """Which entries of L may differ from zero: an innovation corrects its own entry and that entry's velocity."""
+    layout = spec.layout
+    mask = np.eye(layout.num_measured, dtype=np.float32)
+    for position, velocity in zip(layout.position, layout.velocity, strict=False):
+        mask[position, velocity] = mask[velocity, position] = 1.0
+    return np.broadcast_to(mask, (num_blocks(spec), *mask.shape))
+
+
+def estimate_states(
+    observer: Observer, buffer: Buffer, continuations: Bool[Array, " capacity"]
+) -> Float[Array, "capacity state"]:
+    """x̂ at every row of the buffer, estimated anew. After a gap the estimate starts as at the beginning of a motion.
+
+    The rows are cut into segments that are estimated side by side, each from `BURN_IN` rows before it.
+    """
+    length = min(SEGMENT, buffer.capacity)
+    at_once = min(SEGMENTS_AT_ONCE, buffer.capacity // length)
+    begins = jnp.concat([jnp.ones(1, bool), ~continuations[:-1]])
+
+    def segment(first: Int[Array, ""]) -> Float[Array, "length state"]:
+        def step(carry: ObserverState, offset: Int[Array, ""]):
+            row = jnp.maximum(first + offset, 0)
+            fresh = start_motion(observer.spec, buffer.states[row])
+            anew = begins[row] | (offset == -BURN_IN)
+            carry = jax.tree.map(lambda a, b: jnp.where(anew, a, b), fresh, carry)
+            return _observe(observer, carry, buffer.commands[row], buffer.following[row]), carry.state
+
+        first_state = start_motion(observer.spec, buffer.states[0])
+        return jax.lax.scan(step, first_state, jnp.arange(-BURN_IN, length))[1][BURN_IN:]
+
+    def chunk(index: Int[Array, ""], found: Float[Array, "capacity state"]) -> Float[Array, "capacity state"]:
+        at = index * at_once * length
+        states = jax.vmap(segment)(at + length * jnp.arange(at_once)).reshape(at_once * length, -1)
+        return jax.lax.dynamic_update_slice_in_dim(found, states, at, axis=0)
+
+    chunks = -(-buffer.size // (at_once * length))
+    return jax.lax.fori_loop(0, chunks, chunk, jnp.zeros_like(buffer.states))
+
+
+def estimate_rollout(observer: Observer, rollout: Rollout) -> Rollout:
+    """The same trajectories with estimates as states; x̂ goes on from a trajectory to the next where no gap lies."""
+    measured = observer.spec.layout.num_measured
+    (states, commands, following), valid = rollout_rows(rollout, measured)
+    same = jnp.all(states[1:, :measured] == following[:-1], axis=1)
+    begins = jnp.concat([jnp.ones(1, bool), ~(same & valid[1:] & valid[:-1])])
+
+    def step(carry: ObserverState, row):
+        state, command, target, anew = row
+        fresh = start_motion(observer.spec, state)
+        carry = jax.tree.map(lambda a, b: jnp.where(anew, a, b), fresh, carry)
+        after = _observe(observer, carry, command, target)
+        return after, (carry.state, after.state)
+
+    first = start_motion(observer.spec, states[0])
+    _, (before, after) = jax.lax.scan(step, first, (states, commands, following, begins))
+    shape = rollout.commands.shape[:2]
+    before, after = (a.reshape(*shape, -1) for a in (before, after))
+    return eqx.tree_at(lambda r: r.states, rollout, jnp.concat([before, after[:, -1:]], axis=1))
+
+
+def _observe(observer: Observer, carry: ObserverState, command, measured) -> ObserverState:
+    new = observe(observer.spec, observer.parameters, observer.settings, carry, command, measured)
+    return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), new, carry)
+
+
+def innovations(
+    observer: Observer, states: Float[Array, "rows state"], commands: Float[Array, "rows commands"], measured: Array
+) -> Float[Array, "rows measured"]:
+    """e = y⁺ − h(f_θ(x̂, u)) of each row."""
+    spec, parameters = observer.spec, observer.parameters
+
+    def one(state, command, target):
+        predicted = predict_state(spec, parameters.layers, parameters.change_scale, state, command)
+        return target - expected_measurement(spec, parameters, predicted)
+
+    return jax.vmap(one)(states, commands, measured)
+
+
+def innovation_scale(
+    observer: Observer, errors: Float[Array, "rows measured"], settings: Settings
+) -> Float[Array, " measured"]:
+    """The robust standard deviation of innovations, and at least a small share of the declared change."""
+    floor = settings.model.min_change_scale * jnp.asarray(observer.spec.scales.change_scale)
+    return jnp.maximum(NORMAL_OVER_MEDIAN * jnp.median(jnp.abs(errors), axis=0), floor)
+
+
+def observed_loss(
+    observer: Observer, windows: Windows, closed: int, delta: Float[Array, ""] | float
+) -> Float[Array, ""]:
+    """The observer's loss over windows of `closed` corrected steps and then free ones."""
+    spec, parameters, limits = observer.spec, observer.parameters, observer.settings
+
+    def step(state, inputs, corrected: bool):
+        command, target, counted = inputs
+        state = predict_state(spec, parameters.layers, parameters.change_scale, state, command)
+        error = target - expected_measurement(spec, parameters, state)
+        if corrected:
+            state = correct(spec, parameters, limits, state, target).state
+        return state, jnp.where(counted, jnp.mean(pseudo_huber(error / parameters.scale, delta)), 0.0)
+
+    def one(start, *rows):
+        first, then = ([row[part] for row in rows] for part in (slice(None, closed), slice(closed, None)))
+        state, corrected = jax.lax.scan(lambda s, i: step(s, i, True), start, tuple(first))
+        _, free = jax.lax.scan(lambda s, i: step(s, i, False), state, tuple(then))
+        return corrected.sum() + free.sum()
+
+    return jax.vmap(one)(*windows).sum() / jnp.maximum(windows.counts.sum(), 1)
+
+
+def split_observer(observer: Observer) -> tuple[Observer, Observer]:
+    """What is trained by gradients (θ, L, taps), and the rest."""
+    trained = jax.tree.map(eqx.is_inexact_array, observer)
+    trained = eqx.tree_at(lambda o: (o.parameters.change_scale, o.parameters.scale), trained, (False, False))
+    return eqx.partition(observer, trained)
+
+
+def learn_observer(
+    observer: Observer,
+    optimizer: PyTree,
+    buffer: Buffer,
+    continuations: Bool[Array, " capacity"],
+    steps: Int[Array, ""],
+    settings: Settings,
+    *,
+    key: PRNGKeyArray,
+) -> tuple[Observer, PyTree, Float[Array, ""]]:
+    """`steps` Adam steps on the observer's loss; returns the mean loss of the last round besides.
+
+    All stored measurements are estimated anew `settings.model.rescalings` times, and the sizes of innovations with
+    them. The number of steps is not part of the compiled program.
+    """
+    model, chosen = settings.model, settings.observer
+    mask = jnp.asarray(gain_mask(observer.spec))
+    length = chosen.closed + model.horizon
+    per_round = steps // model.rescalings
+
+    def one_round(number, carry):
+        weights, optimizer, scale, _ = carry
+        round_key, draw_key = jax.random.split(jax.random.fold_in(key, number))
+        current = _with_scale(eqx.combine(weights, fixed), scale)
+        states = estimate_states(current, buffer, continuations)
+        rows = jax.random.randint(draw_key, (model.scale_samples,), 0, jnp.maximum(buffer.size, 1))
+        errors = innovations(current, states[rows], buffer.commands[rows], buffer.following[rows])
+        scale = innovation_scale(current, errors, settings)
+
+        def loss(weights, key):
+            now = _with_scale(eqx.combine(weights, fixed), scale)
+            first = jax.random.randint(key, (chosen.windows,), 0, jnp.maximum(buffer.size - length + 1, 1))
+            windows = cut_windows(buffer, states, continuations, first, length)
+            return observed_loss(now, windows, chosen.closed, model.huber)
+
+        def adam_step(i, carry):
+            weights, optimizer, total = carry
+            done = (number * per_round + i) / jnp.maximum(steps - 1, 1)
+            share = rate_share(done, settings)
+            value, gradient = jax.value_and_grad(loss)(weights, jax.random.fold_in(round_key, i))
+            gradient = eqx.tree_at(lambda g: g.parameters.gain, gradient, mask * gradient.parameters.gain)
+            updates, optimizer = adam(settings).update(gradient, optimizer, weights)
+            updates = jax.tree.map(lambda update: share * update, updates)
+            return optax.apply_updates(weights, updates), optimizer, total + value
+
+        start = (weights, optimizer, jnp.zeros(()))
+        weights, optimizer, total = jax.lax.fori_loop(0, per_round, adam_step, start)
+        return weights, optimizer, scale, total / jnp.maximum(per_round, 1)
+
+    weights, fixed = split_observer(observer)
+    first = (weights, optimizer, observer.parameters.scale, jnp.asarray(jnp.nan))
+    rounds = jnp.where(per_round > 0, model.rescalings, 0)
+    weights, optimizer, scale, loss = jax.lax.fori_loop(0, rounds, one_round, first)
+    return _with_scale(eqx.combine(weights, fixed), scale), optimizer, loss
+
+
+def _with_scale(observer: Observer, scale: Float[Array, " measured"]) -> Observer:
+    return Observer(observer.parameters._replace(scale=scale), observer.settings, observer.spec)
+
+
+def forecast_errors(
+    dynamics: Dynamics, observer: Observer, rollout: Rollout, settings: Settings
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """How well both predict what was measured over a horizon of a new episode: register, then observer.
+
+    Roll-outs of `model.horizon` steps begin at every eighth step, from the register with `dynamics` and from the
+    estimate with the observer's model. Robust errors, in the same units for both. NaN where the episode has no window.
+    """
+    measured, steps = dynamics.spec.layout.num_measured, rollout.commands.shape[1]
+    horizon = min(settings.model.horizon, max(steps // 2, 1))
+    begin = min(settings.observer.closed, steps - horizon)
+    times = jnp.arange(begin, steps - horizon + 1, 8)
+    targets = rollout.states[:, 1:, :measured]
+    changes = jnp.where(rollout.valid[..., None], jnp.abs(targets - rollout.states[:, :-1, :measured]), jnp.nan)
+    unit = jnp.maximum(
+        jnp.nanmean(changes, axis=(0, 1)),
+        settings.model.min_change_scale * jnp.asarray(dynamics.spec.scales.change_scale),
+    )
+    register = Observer.register(dynamics, observer.settings)
+
+    def error(model: Observer, states: Float[Array, "n steps_and_last state"]) -> Float[Array, ""]:
+        def window(trajectory, time):
+            def cut(a):
+                return jax.lax.dynamic_slice_in_dim(a[trajectory], time, horizon)
+
+            return Windows(states[trajectory, time], cut(rollout.commands), cut(targets), cut(rollout.valid))
+
+        trajectories = jnp.arange(rollout.commands.shape[0])
+        windows = jax.vmap(lambda i: jax.vmap(lambda t: window(i, t))(times))(trajectories)
+        windows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), windows)
+        windows = windows._replace(counts=jnp.cumprod(windows.counts, axis=1).astype(bool))
+        value = observed_loss(_with_scale(model, unit), windows, 0, settings.model.huber)
+        return jnp.where(jnp.any(windows.counts), value, jnp.nan)
+
+    return error(register, rollout.states), error(observer, estimate_rollout(observer, rollout).states)

@@ -1,0 +1,232 @@
+"""The learned observer: against the Kalman filter, against the onboard one, and when it is used."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.linalg import solve_discrete_are
+
+from firsthand.agent.buffer import Buffer, append_rollout, append_rows
+from firsthand.agent.estimation import (
+    BURN_IN,
+    Estimation,
+    estimate_rollout,
+    estimate_states,
+    forecast_errors,
+    gain_mask,
+    initial_observer,
+    learn_candidates,
+    learn_observer,
+    observer_dynamics,
+    split_observer,
+)
+from firsthand.agent.model_learning import adam, initial_optimizer, learn_model
+from firsthand.agent.settings import Settings
+from firsthand.agent.windows import find_continuations
+from firsthand.models import Dynamics, Observer
+from firsthand.optim.rollout import Rollout
+from firsthand_onboard import NumpyObserver
+from firsthand_onboard.features import initial_state, next_state
+
+PERIOD, A, B = 0.1, 0.9, 0.2
+"""v⁺ = A v + B u + w; the position follows by the trapezoidal rule."""
+PROCESS, POSITION, VELOCITY = 0.05, 0.02, 0.3
+"""Standard deviations: of w, and of the noise in both measurements."""
+
+
+@pytest.fixture(scope="module")
+def spec(make_probe_task):
+    return make_probe_task(
+        measured=2, command_memory=1, steps=10, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
+    ).spec
+
+
+def simulate(steps: int, seed: int, noise: float = 1.0):
+    """True states (steps + 1, 2), measurements, and commands."""
+    rng = np.random.default_rng(seed)
+    commands = np.repeat(rng.uniform(-1.0, 1.0, -(-steps // 5)), 5)[:steps, None]
+    truth = np.zeros((steps + 1, 2))
+    for k in range(steps):
+        p, v = truth[k]
+        after = A * v + B * commands[k, 0] + noise * PROCESS * rng.standard_normal()
+        truth[k + 1] = p + PERIOD * (v + after) / 2, after
+    measured = truth + noise * rng.standard_normal(truth.shape) * (POSITION, VELOCITY)
+    return truth, measured.astype(np.float32), commands.astype(np.float32)
+
+
+def registers(spec, measured, commands) -> np.ndarray:
+    states = [initial_state(spec.layout, measured[0], np.zeros(1, np.float32))]
+    for k in range(len(commands)):
+        states.append(next_state(spec.layout, states[-1], commands[k], measured[k + 1]))
+    return np.stack(states)
+
+
+def fill(spec, *runs) -> Buffer:
+    buffer = Buffer.empty(sum(len(commands) for _, _, commands in runs), spec.layout.size, 1, 2)
+    for _, measured, commands in runs:
+        buffer = append_rows(buffer, registers(spec, measured, commands)[:-1], commands, measured[1:])
+    return buffer
+
+
+def as_rollout(spec, run, trajectories: int = 1) -> Rollout:
+    """One run cut into trajectories that follow each other."""
+    _, measured, commands = run
+    states, steps = registers(spec, measured, commands), len(commands) // trajectories
+    cut = np.stack([states[i * steps : (i + 1) * steps + 1] for i in range(trajectories)])
+    return Rollout.from_arrays(jnp.asarray(cut), jnp.asarray(commands[: trajectories * steps].reshape(-1, steps, 1)))
+
+
+SETTINGS = Settings().with_changes(
+    {
+        "model.steps": 3600,
+        "model.rate": 3e-3,
+        "model.rate_end": 0.02,
+        "model.hidden": (8,),
+        "model.horizon": 8,
+        "observer.use": 1,
+        "observer.closed": 16,
+        "observer.windows": 64,
+    }
+)
+
+
+def learn(spec, buffer: Buffer, settings: Settings = SETTINGS) -> Observer:
+    observer = initial_observer(Dynamics.random(spec, settings.model.hidden, key=jax.random.key(0)), settings)
+    moments = adam(settings).init(split_observer(observer)[0])
+    steps = jnp.asarray(settings.model.steps)
+    jitted = jax.jit(learn_observer, static_argnames="settings")
+    observer, _, loss = jitted(
+        observer, moments, buffer, find_continuations(buffer), steps, settings, key=jax.random.key(1)
+    )
+    assert np.isfinite(float(loss))
+    return observer
+
+
+@pytest.fixture(scope="module")
+def learned(spec) -> Observer:
+    """Learned from 10 000 noisy samples."""
+    return learn(spec, fill(spec, simulate(10_000, seed=0)))
+
+
+def kalman_gain() -> np.ndarray:
+    """The steady-state filter of the true plant."""
+    transition = np.asarray([[1.0, PERIOD * (1 + A) / 2], [0.0, A]])
+    entry = np.asarray([[PERIOD / 2], [1.0]])
+    noise = np.diag([POSITION**2, VELOCITY**2])
+    predicted = solve_discrete_are(transition.T, np.eye(2), PROCESS**2 * entry @ entry.T, noise)
+    return predicted @ np.linalg.inv(predicted + noise)
+
+
+def test_the_learned_observer_estimates_about_as_well_as_the_kalman_filter(spec, learned):
+    truth, measured, commands = simulate(4000, seed=7)
+    rollout = estimate_rollout(learned, as_rollout(spec, (truth, measured, commands)))
+    gain, estimate, optimal = kalman_gain(), measured[0].astype(float), []
+    for k in range(len(commands)):
+        after = A * estimate[1] + B * commands[k, 0]
+        predicted = np.asarray([estimate[0] + PERIOD * (estimate[1] + after) / 2, after])
+        estimate = predicted + gain @ (measured[k + 1] - predicted)
+        optimal.append(estimate)
+    unit = np.asarray([POSITION, VELOCITY])
+
+    def error(estimates) -> float:
+        return float(np.mean((((np.asarray(estimates) - truth[1:]) / unit) ** 2)[100:]))
+
+    found, best = error(rollout.states[0, 1:, :2]), error(optimal)
+    assert error(measured[1:]) > 2 * best  # there is something to estimate
+    assert found < 1.1 * best, (found, best)
+
+
+def slopes(model: Dynamics, spec) -> np.ndarray:
+    """A and B of the model, as means over states that were visited."""
+    _, measured, commands = simulate(400, seed=3)
+    states = jnp.asarray(registers(spec, measured, commands)[:-1])
+    state, command = jax.vmap(jax.jacfwd(lambda x, u: model(x, u)[1], argnums=(0, 1)))(states, jnp.asarray(commands))
+    return np.asarray([state[:, 1].mean(), command[:, 0].mean()])
+
+
+def test_its_model_has_the_plants_slopes_where_one_step_predictions_do_not(spec, learned):
+    buffer = fill(spec, simulate(10_000, seed=0))
+    settings = SETTINGS.with_changes({"model.horizon": 1})
+    plain = Dynamics.random(spec, settings.model.hidden, key=jax.random.key(0))
+    plain, _, _ = learn_model(plain, initial_optimizer(plain, settings), buffer, settings, key=jax.random.key(1))
+    truth = np.asarray([A, B])
+    off = [
+        np.linalg.norm(slopes(model, spec) - truth) / np.linalg.norm(truth)
+        for model in (observer_dynamics(learned), plain)
+    ]
+    assert off[0] < 0.05, off
+    assert off[1] > 0.1, off
+
+
+def test_a_learned_gain_only_links_a_position_with_its_own_velocity(toy_spec, spec):
+    assert gain_mask(spec)[0].tolist() == [[1, 1], [1, 1]]
+    assert gain_mask(toy_spec).shape == (2, 2, 2)
+    assert gain_mask(toy_spec)[1].tolist() == [[1, 0], [0, 1]]
+
+
+def test_stored_data_are_estimated_as_the_robot_does_it(spec, learned):
+    runs = [simulate(300, seed=11), simulate(70, seed=12)]
+    buffer = fill(spec, *runs)
+    states = np.asarray(estimate_states(learned, buffer, find_continuations(buffer)))
+    expected = []
+    for _, measured, commands in runs:
+        onboard = NumpyObserver.of(spec, learned)
+        onboard.begin(initial_state(spec.layout, measured[0], np.zeros(1, np.float32)))
+        for k in range(len(commands)):
+            expected.append(onboard.state.copy())
+            onboard.observe(commands[k], measured[k + 1])
+    expected = np.stack(expected)
+    np.testing.assert_allclose(states[:128], expected[:128], atol=2e-5)  # the first segment has no burn-in
+    np.testing.assert_allclose(states[300:370], expected[300:], atol=2e-5)  # nor has what follows a gap
+    late = np.abs(states[128:300] - expected[128:300]).max()
+    assert late < 0.02 * VELOCITY, (late, BURN_IN)  # what came before the burn-in is forgotten
+
+
+def test_an_estimate_goes_on_from_one_trajectory_to_the_next(spec, learned):
+    run = simulate(60, seed=13)
+    whole = np.asarray(estimate_rollout(learned, as_rollout(spec, run)).states)[0]
+    parts = np.asarray(estimate_rollout(learned, as_rollout(spec, run, trajectories=3)).states)
+    for i in range(3):
+        np.testing.assert_allclose(parts[i], whole[20 * i : 20 * i + 21], atol=1e-6)
+
+
+def candidates(spec, noise: float, episodes: int = 4) -> Estimation:
+    settings = SETTINGS.with_changes({"model.steps": 600, "observer.windows": 16})
+    model = Dynamics.random(spec, settings.model.hidden, key=jax.random.key(0))
+    estimation, optimizer = Estimation.initial(model, settings), initial_optimizer(model, settings)
+    buffer = Buffer.empty(episodes * 600, spec.layout.size, 1, 2)
+    update = jax.jit(learn_candidates, static_argnames="settings")
+    for i in range(episodes):
+        rollout = as_rollout(spec, simulate(600, seed=20 + i, noise=noise), trajectories=6)
+        buffer = append_rollout(buffer, rollout)
+        estimation, optimizer, report = update(estimation, optimizer, buffer, rollout, settings, key=jax.random.key(i))
+        assert bool(report.accepted)
+    return estimation
+
+
+def test_the_observer_is_used_behind_noisy_sensors_and_not_behind_exact_ones(spec):
+    noisy, exact = candidates(spec, 1.0), candidates(spec, 0.0)
+    assert bool(noisy.active)
+    assert float(noisy.advantage) < 0
+    assert not bool(exact.active)
+    assert float(exact.missed) < SETTINGS.model.noise_share < float(noisy.missed)
+    # What the policy is given is the model of the one in use.
+    for estimation, expected in ((noisy, observer_dynamics(noisy.observer)), (exact, exact.register_model)):
+        for a, b in zip(jax.tree.leaves(estimation.dynamics), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_register_and_observer_forecast_alike_before_anything_is_learned(spec):
+    observer = initial_observer(Dynamics.random(spec, (8,), key=jax.random.key(0)), SETTINGS)
+    rollout = as_rollout(spec, simulate(120, seed=5), trajectories=2)
+    plain, estimated = forecast_errors(observer_dynamics(observer), observer, rollout, SETTINGS)
+    assert float(plain) == pytest.approx(float(estimated), rel=1e-5)
+
+
+def test_an_episode_without_a_valid_step_compares_nothing(spec):
+    observer = initial_observer(Dynamics.random(spec, (8,), key=jax.random.key(0)), SETTINGS)
+    rollout = as_rollout(spec, simulate(60, seed=5))
+    blind = Rollout.from_arrays(rollout.states, rollout.commands, valid=jnp.zeros_like(rollout.valid))
+    assert all(
+        np.isnan(float(error)) for error in forecast_errors(observer_dynamics(observer), observer, blind, SETTINGS)
+    )

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 # Compiled fast, not fast code: the tests compile more than they compute. XLA's fusion emitters take three times as long
-# as the older ones. Read when JAX first computes. The tests of the command line run it as users do.
+# as the older ones. Read when JAX first computes.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "

@@ -49,7 +49,8 @@ class Firsthand:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "XDG_CACHE_HOME": str(cache),
-            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+            # Compiled fast, as in tests/conftest.py, and for one thread.
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_cpu_multi_thread_eigen=false",
         }
         self.command = [sys.executable, "-c", ONE_CORE, sys.executable, "-m", "firsthand"]
 

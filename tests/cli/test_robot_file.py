@@ -33,6 +33,7 @@ walking = dataclasses.replace(task, env=lambda: gymnasium.make("CartPole-v1"))
 
 @pytest.mark.slow
 def test_the_readmes_robot_is_trained_and_found_again(firsthand: Firsthand, tmp_path: Path) -> None:
+    firsthand.environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"  # optimised as for users
     file = tmp_path / "my_robot.py"
     file.write_text(documented_files("README.md")["my_robot.py"])
     trained = firsthand("train", "my_robot.py:task", "--episodes", "1", *SMALL)

@@ -30,12 +30,10 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 
 def environment(cache: Path) -> dict[str, str]:
     return {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))},
+        **{k: v for k, v in os.environ.items() if not k.startswith("JAX_")},
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "XDG_CACHE_HOME": str(cache),
-        # Compiled fast, not fast code: the robot is tiny.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
     }
 
 

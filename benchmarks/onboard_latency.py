@@ -1,10 +1,10 @@
-"""What the onboard program costs: work per step, the policy alone, the link's share of the robot's time.
+"""What the onboard program costs: work per step, policy and observer alone, the link's share of the robot's time.
 
     python benchmarks/onboard_latency.py [--seconds 20] [--out FILE]
 
-Policy and gate are timed at 25 Hz, as on the robot, with SCHED_FIFO where that is permitted. The link's share is
-measured with the toy machine in real time: how much longer a job takes, from asking to having everything, than the
-robot moves. Both depend on how busy the computer is; the load is printed.
+Policy and gate, with and without an observer, are timed at 25 Hz, as on the robot, with SCHED_FIFO where that is
+permitted. The link's share is measured with the toy machine in real time: how much longer a job takes, from asking to
+having everything, than the robot moves. Both depend on how busy the computer is; the load is printed.
 """
 
 import argparse
@@ -17,13 +17,15 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `firsthand-onboard serve` does
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from firsthand.models import Dynamics, Observer
 from firsthand.tasks import excavator_task
-from firsthand_onboard import NumpyPolicy
+from firsthand_onboard import NumpyObserver, NumpyPolicy
 from firsthand_onboard.gate import Gate
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.timing import no_garbage_collection, request_real_time
@@ -36,7 +38,9 @@ SPEC = excavator_task().spec
 
 
 def steps(seconds: float) -> dict[str, float]:
-    """The excavator's policy (two layers of 128) and the full gate, at 25 Hz and back to back."""
+    """The excavator's observer and policy (two layers of 128 each) and the full gate, at 25 Hz and back to back."""
+    learned = Observer.register(Dynamics.random(SPEC, (128, 128), key=jax.random.key(0)))
+    observer = NumpyObserver.of(SPEC, learned)
     arrays = random_policy(SPEC)
     policy = NumpyPolicy(SPEC, [(arrays[f"policy.{i}.weight"], arrays[f"policy.{i}.bias"]) for i in range(3)])
     directions = ((0, -1), (1, 1), (2, 1), (3, 1))
@@ -47,7 +51,8 @@ def steps(seconds: float) -> dict[str, float]:
     measured = np.asarray([-0.85, 1.2, 0.6, 0.8, 0, 0, 0, 0], np.float32)
     state[:8] = state[8:16] = state[16:24] = measured
     preview = rng.uniform(3, 6, (1 + len(SPEC.preview), 2)).astype(np.float32)
-    work, alone = [], []
+    work, observed, alone, observing = [], [], [], []
+    observer.start_motion(state)
     gate_state = gate.start()
     with no_garbage_collection():
         for _ in track(range(round(seconds / SPEC.period_s)), "at 25 Hz"):
@@ -56,13 +61,23 @@ def steps(seconds: float) -> dict[str, float]:
             gated = gate(gate_state, policy(state, preview), measured, reference=preview[0])
             work.append(time.perf_counter() - began)
             gate_state = gated.state
+            began = time.perf_counter()
+            observer.observe(gated.command, measured)
+            observed.append(work[-1] + time.perf_counter() - began)
         for _ in range(20_000):
             began = time.perf_counter()
             policy(state, preview)
             alone.append(time.perf_counter() - began)
+        for _ in range(20_000):
+            began = time.perf_counter()
+            observer.observe(gate.neutral, measured)
+            observing.append(time.perf_counter() - began)
     return {
         "step_median_ms": 1e3 * float(np.median(work)),
         "step_p99.9_ms": 1e3 * float(np.quantile(work, 0.999)),
+        "step_with_observer_median_ms": 1e3 * float(np.median(observed)),
+        "step_with_observer_p99.9_ms": 1e3 * float(np.quantile(observed, 0.999)),
+        "observer_median_us": 1e6 * float(np.median(observing)),
         "policy_median_us": 1e6 * float(np.median(alone)),
         "policy_p99.9_us": 1e6 * float(np.quantile(alone, 0.999)),
     }

@@ -71,8 +71,10 @@ def test_the_link_changes_no_bit_and_the_executor_agrees_with_the_simulation(fir
     done = firsthand.run([sys.executable, "-c", ONE_CORE, sys.executable, str(script), served.address])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["arrays"] > 30  # both episodes, and all that the learner knows after them
+    assert found["arrays"] > 30  # the episodes, and all that the learner knows after them
     assert found["different"] == []
+    assert found["restarts"] > 0
+    assert found["estimated"] > 1e-4  # the observer's, not what is measured
     assert found["all_valid"]
     assert 0.05 < found["free_share"] < 1.0  # the gate had something to do
     assert 0.0 < found["farthest"] < 1e-5

@@ -435,7 +435,7 @@ def test_an_older_observer_does_not_stay_beside_a_policy_without_one(run, tmp_pa
 def test_an_observer_asked_of_a_policy_without_one_is_refused(run, tmp_path):
     with pytest.raises(UserError) as raised:
         write_export(run, "c", tmp_path, episode=1, needs_observer=True)
-    assert str(raised.value) == f"the policy of episode 1 of {run} was trained without an observer."
+    assert str(raised.value) == f"the policy of episode 1 of {run} ran without an observer."
     with pytest.raises(UserError, match="--observer is for policies"):
         write_export(run, "mcap", tmp_path, needs_observer=True)
     assert list(tmp_path.iterdir()) == []
@@ -449,7 +449,7 @@ def test_the_command_line_refuses_it_with_exit_code_2(run, tmp_path, capsys, mon
     with pytest.raises(SystemExit) as raised:
         main(["export", str(run), "--episode", "1", "--out", str(tmp_path / "out"), "--observer"])
     assert raised.value.code == 2
-    assert "was trained without an observer." in capsys.readouterr().err
+    assert "ran without an observer." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -20,7 +20,7 @@ class Export:
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Folder for the files; by default RUN/export."""
     observer: Annotated[bool, arg(help_behavior_hint="")] = False
-    """Refuse a policy that was trained without an observer; one that has an observer leaves with it in any case."""
+    """Refuse a policy that ran without an observer; one that has an observer leaves with it in any case."""
 
     def run(self) -> int:
         """Write and say where."""

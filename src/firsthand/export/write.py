@@ -52,7 +52,7 @@ def write_export(
 ) -> list[Path]:
     """Write the kept policy of a run, or that of an episode, to a folder; `mcap` writes what the robot did.
 
-    A policy that was trained with an observer leaves with it; `needs_observer` refuses one that was not. Returns what
+    A policy that ran with an observer leaves with it; `needs_observer` refuses one that was not. Returns what
     was written. Without `out` the folder is `export` in the run's own.
     """
     if kind not in FORMATS:
@@ -70,7 +70,7 @@ def write_export(
     else:
         controller, card = controller_and_card(run, episode)
         if needs_observer and controller.observer is None:
-            raise UserError(f"the policy of episode {card.episode} of {run.path} was trained without an observer.")
+            raise UserError(f"the policy of episode {card.episode} of {run.path} ran without an observer.")
         files = POLICY_FORMATS[kind](controller, card)
         # Of an earlier policy, which had an observer.
         obsolete = {f"{identifier(card.robot)}_observer.onnx"} - set(files) if kind == "onnx" else set()

@@ -39,11 +39,14 @@ settings.load_profile("fixed")
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the workers of this session have compiled: one compiles, the others load."""
+    """What the workers of this session have compiled: one compiles, the others load.
+
+    Small programs too: `check_plant` empties JAX's own caches, and then they are needed again.
+    """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return folder
 
 
@@ -54,6 +57,13 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but not rendered, which takes most of the time of a report; their files are empty."""
+    monkeypatch.setattr("firsthand.report.style._settle", lambda figure: None)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *arguments, **options: None)
 
 
 @pytest.fixture

@@ -286,6 +286,7 @@ def test_several_runs_on_one_page(finished, copied, tmp_path):
         write_comparison([finished, finished])
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_machine_is_neither_moved_nor_asked(copied):
     """Nobody listens at the address; a report that connected would wait, and fail."""
     path = copied / "config.json"
@@ -357,9 +358,11 @@ def arm(tmp_path) -> Path:
     return file
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_no_report_moves_hardware_of_a_robot_file(arm, tmp_path):
     steps = tmp_path / "steps"
-    runs = [train(tmp_path / name, f"{arm}:real", 1) for name in ("one", "two")]
+    one = train(tmp_path / "one", f"{arm}:real", 1)
+    runs = [one, Path(shutil.copytree(one, tmp_path / "two"))]
     moved = steps.read_text()
     assert moved
     write_report(runs[0])
@@ -367,6 +370,7 @@ def test_no_report_moves_hardware_of_a_robot_file(arm, tmp_path):
     assert steps.read_text() == moved
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_that_proved_no_policy_is_finished_all_the_same(arm, tmp_path, capsys):
     run = train(tmp_path / "run", f"{arm}:short", 1)
     assert not (run / "best.safetensors").exists()
@@ -379,8 +383,10 @@ def test_a_run_that_proved_no_policy_is_finished_all_the_same(arm, tmp_path, cap
         Run.open(run).kept_policy()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_comparison_says_which_reference_was_not_followed_to_its_end(arm, tmp_path):
-    runs = [train(tmp_path / name, f"{arm}:short", 1) for name in ("one", "two")]
+    one = train(tmp_path / "one", f"{arm}:short", 1)
+    runs = [one, Path(shutil.copytree(one, tmp_path / "two"))]
     with RunFolder.open(runs[1], writer=True) as run:
         run.save_best(run.load_episode(1)[0], {"episode": 1})
     text = Page(write_comparison(runs).read_text("utf-8")).text

@@ -108,6 +108,7 @@ def test_a_run_is_read_where_its_file_and_its_environment_are_not(finished, tmp_
     read_everything(finished, tmp_path)
 
 
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize(
     "robot",
     [

@@ -60,7 +60,7 @@ class Sensitivity(Experiment):
     def jobs(self, size: Size) -> list[Job]:
         """Settings in groups that learn side by side."""
         every, episodes, jobs = settings(size.name), EPISODES[size.name], []
-        together = size.pick(full=MAX_SETTINGS_PER_JOB, quick=MAX_SETTINGS_PER_JOB, tiny=1)
+        together = size.pick(full=MAX_SETTINGS_PER_JOB, quick=MAX_SETTINGS_PER_JOB, tiny=4)
         for seed in range(size.seeds):
             for first in range(0, len(every), together):
                 chosen = every[first : first + together]

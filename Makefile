@@ -66,10 +66,11 @@ $(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml constraints.t
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e .
 	@touch $@
 
-$(TEST_READY): $(READY) lab/pyproject.toml
+# Everything in one installation, also what $(READY) stands for.
+$(TEST_READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml lab/pyproject.toml constraints.txt
 	scripts/install_browser.sh
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[test,lint]' -e 'lab[ray]'
-	@touch $@
+	@touch $(READY) $@
 
 $(PAGE_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[dashboard]'

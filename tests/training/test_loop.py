@@ -27,9 +27,11 @@ from firsthand.training import (
     Trainer,
     TrainingConfig,
     TrainingStopped,
+    learning,
     preset,
 )
 from firsthand.training.display import TrainingDisplay
+from firsthand.training.health import Health
 from firsthand.training.learning import Learner
 
 SMALL = {"model.steps": 20, "model.hidden": (16,)}
@@ -107,6 +109,24 @@ def test_what_an_episode_leaves(settings: Settings, task: Task, run: RunFolder) 
         }.items()
     )
     assert int(trainer.learner.buffer.size) == 4 * 6 * 20
+    for line in lines[1:]:
+        for name in ("forecast_error", "forecast_error_ratio", "one_step_error_ratio", "closed_loop_growth"):
+            assert line[name] >= 0
+        assert line["innovation_size_channel"] in task.spec.layout.measured
+
+
+@every
+def test_looking_at_its_health_changes_nothing_of_a_run(
+    settings: Settings, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings))
+    found = [looked_at.run_episode() for _ in range(3)]
+    unknown = Health(*[jnp.asarray(jnp.nan)] * 6, jnp.zeros(0))
+    monkeypatch.setattr(learning, "diagnose", lambda *_: unknown._replace(innovation_size=jnp.full(1, jnp.nan)))
+    plain = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings))
+    for summary in found:
+        assert plain.run_episode().metrics["tracking_error"] == summary.metrics["tracking_error"]
+    assert numbers(plain.state) == numbers(looked_at.state)
 
 
 @pytest.mark.parametrize("lost", ["later", "damaged"])

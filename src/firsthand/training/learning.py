@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import build_reference, initial_state, measured_part, next_state
@@ -27,7 +27,7 @@ from ..models import Controller
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
-from .health import closed_loop_growth
+from .health import Health, diagnose, health_metrics, mean_delay
 
 
 def plan_episode(
@@ -196,8 +196,8 @@ class EpisodeUpdate(NamedTuple):
 
     agent: Update
     """The agent's report."""
-    closed_loop_growth: Float[Array, ""]
-    """Growth of a small deviation per step, as the new model sees the policy that ran."""
+    health: Health
+    """Whether model, closed loop and sensors look sound."""
     valid: Bool[Array, "trajectories steps"]
     """Steps that were measured soundly."""
 
@@ -218,12 +218,13 @@ class Learner:
     ) -> tuple[LearnerState, EpisodeUpdate]:
         """Append, learn the model, improve the policy."""
         experience = self.prepare(record, rng)
+        assert experience.rollout is not None
         assert experience.sound is not None
         before = AgentState(state, make_room(self.buffer, record.valid.size))
         after, update = self.agent.observe(before, experience)
         self.buffer = after.buffer
-        growth = closed_loop_growth(state.policy, after.learner.dynamics, update.rollout)
-        return jax.block_until_ready(after.learner), EpisodeUpdate(update, growth, experience.sound)
+        health = diagnose(state, after.learner, after.buffer, experience.rollout, experience.sound, update.rollout)
+        return jax.block_until_ready(after.learner), EpisodeUpdate(update, health, experience.sound)
 
     def prepare(self, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
         """What the agent learns from: what the robot did, and starts of imagined trajectories."""
@@ -246,6 +247,7 @@ def observer_metrics(estimation: Estimation | None) -> dict[str, Any]:
         "observer": bool(estimation.active),
         "noise_share": float(estimation.missed),
         "observer_error_ratio": math.exp(float(estimation.advantage)),
+        "observer_delay": mean_delay(estimation.observer),
     }
 
 
@@ -274,7 +276,6 @@ def episode_metrics(
         "cost": float(policy.cost),
         "model_loss": float(model.loss),
         "prediction_error": float(update.agent.prediction_error),
-        "closed_loop_growth": float(update.closed_loop_growth),
         "gradient_norm": float(policy.step.gradient_norm),
         "discount": float(policy.step.discount),
         "step_norm": float(policy.step.step_norm),
@@ -292,5 +293,6 @@ def episode_metrics(
         "command_change": tracking.command_change,
         "limit_hits": tracking.limit_hits,
         "valid_share": float(sound.valid.mean()),
+        **health_metrics(robot.task.spec, update.health),
         **observer_metrics(state.estimation),
     }

@@ -144,7 +144,13 @@ def refine(policy, model, cost, rollout, imagined, radius, settings, refinement=
 
 
 TWO = Settings().with_changes(
-    {"policy_step.alpha": ALPHA, "imagination.trajectories": 1, "refinement.steps": 2, "refinement.batch": 3}
+    {
+        "policy_step.alpha": ALPHA,
+        "imagination.trajectories": 1,
+        "refinement.steps": 2,
+        "refinement.batch": 3,
+        "refinement.max_cost": 1e6,
+    }
 )
 
 

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from firsthand.agent.agent import does_generalise
 from firsthand.agent.model_learning import ModelReport
 from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
-from firsthand.agent.update import adapt_radius, update_policy
+from firsthand.agent.update import adapt_radius, is_refinement_due, update_policy
 from firsthand.optim.rollout import Rollout
 from firsthand.tasks.cost import TrackingCost
 from firsthand_onboard import PolicyShape
@@ -65,3 +66,20 @@ def test_an_episode_of_which_nothing_was_seen_does_not_widen_the_radius(state, t
     after, _ = update_policy(expecting, cost, rollout, None, refused, SETTINGS)
     assert float(after.radius) == pytest.approx(0.1)
     assert int(after.refused) == 1
+
+
+def test_refinement_is_due_for_a_good_policy_and_after_progress():
+    refinement = SETTINGS.refinement
+    good, bad = 0.5 * refinement.max_cost, 20 * refinement.max_cost
+    assert bool(is_refinement_due(jnp.asarray(good), jnp.asarray(good), SETTINGS))
+    assert not bool(is_refinement_due(jnp.asarray(bad), jnp.asarray(bad), SETTINGS))
+    assert bool(is_refinement_due(jnp.asarray(bad), jnp.asarray(2 * bad / refinement.progress), SETTINGS))
+    assert not bool(is_refinement_due(jnp.asarray(jnp.nan), jnp.asarray(1e9), SETTINGS))
+
+
+def test_a_model_generalises_unless_new_episodes_are_predicted_much_worse_than_fitted():
+    limit, share = SETTINGS.refinement.max_overfit, SETTINGS.model.noise_share
+    assert not bool(does_generalise(jnp.asarray(2.2 * limit * share), jnp.asarray(2 * share), SETTINGS))
+    assert bool(does_generalise(jnp.asarray(1.8 * limit * share), jnp.asarray(2 * share), SETTINGS))
+    assert bool(does_generalise(jnp.asarray(0.9 * share), jnp.asarray(1e-6), SETTINGS))
+    assert not bool(does_generalise(jnp.asarray(jnp.nan), jnp.asarray(1.0), SETTINGS))

@@ -55,6 +55,7 @@ from firsthand_onboard.observer import (
     register_taps,
     start,
     start_motion,
+    trusted_measurement,
 )
 from firsthand_onboard.policy import expected_shapes, network_output
 from firsthand_onboard.timing import LockStep
@@ -212,16 +213,31 @@ def test_a_late_velocity_sensor_is_represented_by_taps():
 # Starting, missing measurements, outliers, the guard
 
 
-def test_a_motion_starts_from_the_newest_measurement_and_the_real_commands(spec):
+def test_a_motion_starts_from_the_median_of_what_is_remembered_and_from_the_real_commands(spec):
     commands, measured = random_motion(spec, 5)
     register = initial_state(spec.layout, measured[0], commands[0])
     for command, row in zip(commands, measured[1:], strict=True):
         register = next_state(spec.layout, register, command, row)
     carry = start_motion(spec, register)
-    standing = initial_state(spec.layout, measured[-1], commands[0])
+    odd = 1 + spec.layout.measurement_memory // 2 * 2  # the newest of them
+    standing = initial_state(spec.layout, np.median(measured[-odd:], axis=0), commands[0])
     np.testing.assert_array_equal(carry.state[: spec.layout.command_start], standing[: spec.layout.command_start])
     np.testing.assert_array_equal(carry.state[spec.layout.command_start :], register[spec.layout.command_start :])
     assert carry.clipped.sum() == carry.missing.sum() == carry.restarts.sum() == 0
+
+
+def test_a_reference_begins_at_the_measurement_unless_it_is_an_outlier(spec):
+    parameters, settings = random_parameters(spec), ObserverSettings.of(spec)
+    commands, measured = random_motion(spec, 1)
+    state = start(spec, measured[0], commands[0]).state
+    shown = expected_measurement(spec, parameters, state)
+    near = (shown + 0.9 * settings.clip * parameters.scale).astype(np.float32)
+    np.testing.assert_array_equal(trusted_measurement(spec, parameters, settings, state, near), near)
+    for wrong in (shown[0] + 1.1 * settings.clip * parameters.scale[0], np.nan):
+        reading = near.copy()
+        reading[0] = wrong
+        found = trusted_measurement(spec, parameters, settings, state, reading)
+        np.testing.assert_array_equal(found, [shown[0], *near[1:]])
 
 
 def test_a_missing_measurement_is_predicted_through(spec):
@@ -434,15 +450,18 @@ def test_the_loop_shows_the_policy_the_estimate_and_builds_references_from_measu
     executor = Executor(spec, Readings(measured), GateLimits.wide(spec, None), LockStep(spec.period_s))
     goal = np.zeros(spec.goal_size, np.float32)
     executor.begin()
+    np.testing.assert_array_equal(executor.measured, measured[1])
+    carry = start_motion(spec, executor.state)
     first = executor.visit(listening, goal, observer=observer)  # pyright: ignore[reportArgumentType]
     second = executor.visit(listening, goal, observer=observer)  # pyright: ignore[reportArgumentType]
     assert first.ended == second.ended == "done"
-    carry = start_motion(spec, first.start)
-    np.testing.assert_array_equal(carry.state[: spec.layout.num_measured], measured[1])
     expected, restarts = [], np.zeros(spec.layout.num_measured)
     for trajectory in (first, second):
         np.testing.assert_allclose(trajectory.start, carry.state, atol=2e-5, rtol=2e-5)
-        np.testing.assert_array_equal(trajectory.reference, build_reference(spec, trajectory.measured[0], goal))
+        trusted = trusted_measurement(
+            spec, observer.parameters, observer.settings, trajectory.start, trajectory.measured[0]
+        )
+        np.testing.assert_allclose(trajectory.reference, build_reference(spec, trusted, goal), atol=1e-6)
         assert trajectory.restarts is not None
         restarts = restarts + trajectory.restarts
         for command, row in zip(trajectory.commands, trajectory.measured[1:], strict=True):
@@ -452,10 +471,9 @@ def test_the_loop_shows_the_policy_the_estimate_and_builds_references_from_measu
     np.testing.assert_array_equal(restarts, carry.restarts)
     np.testing.assert_array_equal(executor.measured, measured[2 * steps + 1])
     executor.begin()
+    anew = start_motion(spec, executor.state).state
     third = executor.visit(policy, goal, observer=observer)
-    np.testing.assert_array_equal(
-        third.start[: spec.layout.command_start], np.tile(measured[2 * steps + 2], num_blocks(spec))
-    )
+    np.testing.assert_array_equal(third.start, anew)
 
 
 def test_a_measurement_that_stays_away_ends_the_trajectory_with_a_fault():

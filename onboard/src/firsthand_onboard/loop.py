@@ -133,8 +133,13 @@ class Executor:
         authority: float = 1.0,
         observer: NumpyObserver | None = None,
     ) -> Trajectory:
-        """Go to a goal: the reference is built from what is measured, also where the policy sees an estimate."""
-        reference = build_reference(self.spec, self.measured, np.asarray(goal, np.float32))
+        """Go to a goal: the reference is built from what is measured, also where the policy sees an estimate.
+
+        Only an outlier that the observer does not believe is replaced by what its estimate shows.
+        """
+        self._start_estimate(observer)
+        measured = self.measured if observer is None else observer.trust(self.measured)
+        reference = build_reference(self.spec, measured, np.asarray(goal, np.float32))
         return self.follow(policy, reference, excitation, authority, observer=observer)
 
     def follow(
@@ -175,6 +180,12 @@ class Executor:
 
         return self._run(propose, len(path), None, min(authority, controller.homing.authority), until)
 
+    def _start_estimate(self, observer: NumpyObserver | None) -> None:
+        """Begin a motion, unless this observer has followed the robot until now."""
+        if observer is not None and observer is not self._live:
+            observer.start_motion(self.state)
+        self._live = observer
+
     def _run(
         self,
         propose: Propose,
@@ -185,9 +196,7 @@ class Executor:
         observer: NumpyObserver | None = None,
     ) -> Trajectory:
         layout, observing_s = self.spec.layout, 0.0
-        if observer is not None and observer is not self._live:
-            observer.start_motion(self.state)
-        self._live = observer
+        self._start_estimate(observer)
         start = self.state if observer is None else observer.state.copy()
         restarts_before = 0 if observer is None else observer.restarts.copy()
         measured = np.repeat(self.newest[None], steps + 1, axis=0)

@@ -16,6 +16,7 @@ from .observer import (
     num_blocks,
     predicted_entries,
     start_motion,
+    trusted_measurement,
 )
 from .policy import NumpyPolicy
 from .spec import ControlSpec, SpecError
@@ -147,8 +148,12 @@ class NumpyObserver:
         self._is_missing = False
 
     def start_motion(self, register: np.ndarray) -> None:
-        """Begin a motion, or go on after a pause, with the newest measurement of a plain state vector."""
+        """Begin a motion, or go on after a pause, from what a plain state vector remembers."""
         self.begin(start_motion(self.spec, register).state)
+
+    def trust(self, measured: np.ndarray) -> np.ndarray:
+        """The newest measurement, with what the estimate shows in place of outliers."""
+        return trusted_measurement(self.spec, self.parameters, self.settings, self.state, measured)
 
     def shift(self, by: np.ndarray) -> None:
         """Count every remembered measurement from elsewhere, as an angle from another turn."""

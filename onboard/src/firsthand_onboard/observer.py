@@ -191,14 +191,30 @@ def start(spec: ControlSpec, measured: Any, command: Any) -> ObserverState:
 
 
 def start_motion(spec: ControlSpec, register: Any) -> ObserverState:
-    """The observer at the beginning of a motion and after a pause: every block is the newest measurement.
+    """The observer at the beginning of a motion and after a pause: every block is the median of what was measured last.
 
-    `register` is the plain state vector. Its commands were really sent and are kept; its earlier measurements are
-    not: their differences are noise where a robot stands.
+    `register` is the plain state vector. Its commands were really sent and are kept. Differences between its
+    measurements are noise where a robot stands; of an odd number of them the median is used, entry by entry, so that
+    no single outlier decides where a motion begins. A register with one or two measurements has only its newest.
     """
     blocks, commands = split_blocks(spec, register)
     xp = namespace(register)
-    return begin(spec, xp.concat([measured_part(spec.layout, register)] * blocks.shape[0] + [commands]))
+    count = blocks.shape[0] - (blocks.shape[0] + 1) % 2
+    middle = xp.sort(blocks[:count], axis=0)[count // 2]
+    return begin(spec, xp.concat([middle] * blocks.shape[0] + [commands]))
+
+
+def trusted_measurement(
+    spec: ControlSpec, parameters: ObserverParameters, settings: ObserverSettings, state: Any, measured: Any
+) -> Any:
+    """The newest measurement, with what the estimate shows in place of outliers and of missing entries.
+
+    References begin here: at what was measured, so that a wrong estimate moves no goal, but never at an outlier.
+    """
+    xp = namespace(state)
+    expected = expected_measurement(spec, parameters, state)
+    near = xp.abs(measured - expected) <= settings.clip * parameters.scale  # false where the measurement is missing
+    return xp.where(near, measured, expected)
 
 
 def observe(

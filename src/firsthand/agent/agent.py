@@ -95,7 +95,7 @@ class Agent(eqx.Module):
         """
         learner, buffer, rollout = state.learner, state.buffer, experience.rollout
         novelty = jnp.asarray(jnp.nan)
-        model = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True))
+        model, generalises = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True)), None
         if rollout is not None:
             measured, sound = rollout, experience.sound
             novelty = prediction_error(learner.dynamics, see_rollout(learner.estimation, measured, sound))
@@ -103,12 +103,24 @@ class Agent(eqx.Module):
             if learn_model:
                 learner, model = update_model(learner, buffer, measured, self.settings)
             rollout = see_rollout(learner.estimation, measured, sound)
+            fitted = prediction_error(learner.dynamics, rollout)
+            generalises = does_generalise(novelty, fitted, self.settings)
         if experience.practice is not None:
             rollout = imagine_rollout(learner.policy, learner.dynamics, experience.practice)
         if rollout is None:
             raise ValueError("an experience needs a rollout or starts to practise from")
-        learner, policy = update_policy(learner, self.cost, rollout, experience.imagined, model, self.settings)
+        learner, policy = update_policy(
+            learner, self.cost, rollout, experience.imagined, model, self.settings, generalises
+        )
         return AgentState(learner, buffer), Update(novelty, model, policy, rollout)
+
+
+def does_generalise(new: Float[Array, ""], fitted: Float[Array, ""], settings: Settings) -> Bool[Array, ""]:
+    """Whether a new episode was predicted about as well as the model describes it after learning from it.
+
+    Errors that are a small share of the changes are good enough, however much smaller they have become.
+    """
+    return (new <= settings.model.noise_share) | (new <= settings.refinement.max_overfit * fitted)
 
 
 @eqx.filter_jit

@@ -308,6 +308,16 @@ class RefinementSettings(Group):
         minimum=0,
         maximum=1,
     )
+    max_cost: Number = setting(0.05, "refinement is due once the measured cost has fallen to this …", above=0)
+    progress: Number = setting(
+        0.05, "… or to this share of the largest so far: steps on a bad policy are not refined", above=0, maximum=1
+    )
+    max_overfit: Number = setting(
+        2.0,
+        "and while a new episode's prediction error is at most this many times the error after learning from it, or "
+        "below `model.noise_share`",
+        minimum=1,
+    )
     mean_share: Number = setting(
         0.3,
         "a few failed trajectories are no surprise unless the plain mean cost times this is one",

@@ -33,6 +33,8 @@ class LearnerState(eqx.Module):
     """The mean cost that the model predicted for the policy now in use; NaN when nothing was predicted."""
     refinement: Refinement
     """What Gauss–Newton steps carry on."""
+    largest_cost: Float[Array, ""]
+    """The largest measured cost so far: what progress is measured by."""
     refused: Int[Array, ""]
     """Updates refused so far because something was not finite or a bound did not hold."""
     refused_in_a_row: Int[Array, ""]
@@ -54,6 +56,7 @@ class LearnerState(eqx.Module):
             radius=jnp.asarray(settings.trust_region.radius, jnp.float32),
             expected_cost=jnp.asarray(jnp.nan, jnp.float32),
             refinement=Refinement.initial(policy, settings),
+            largest_cost=jnp.zeros((), jnp.float32),
             refused=jnp.zeros((), jnp.int32),
             refused_in_a_row=jnp.zeros((), jnp.int32),
             estimation=Estimation.initial(dynamics, settings) if settings.observer.use else None,

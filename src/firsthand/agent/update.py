@@ -6,7 +6,7 @@ from typing import cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ..models import Policy
 from ..optim.gradient import mean_cost
@@ -54,10 +54,12 @@ def update_policy(
     imagined: ImaginedStarts | None,
     model: ModelReport,
     settings: Settings,
+    generalises: Bool[Array, ""] | None = None,
 ) -> tuple[LearnerState, PolicyReport]:
     """Closed-loop gradient and preconditioned step(s), or refinement; counts the episodes with a refused update.
 
-    `imagined` holds `settings.imagined_trajectories` trajectories, or is None.
+    `imagined` holds `settings.imagined_trajectories` trajectories, or is None. Refinement waits while the model does
+    not predict new episodes (`generalises`; None where nothing was predicted), and while the policy is bad.
     """
     measured = mean_cost(cost, rollout)
     comparable = measured  # of the same kind as `state.expected_cost`
@@ -66,7 +68,10 @@ def update_policy(
         comparable = jnp.where(state.refinement.active, weighted, measured)
     comparable = jnp.where(jnp.any(rollout.valid), comparable, jnp.nan)  # nothing was seen: not a cost of zero
     radius = adapt_radius(state, comparable, settings)
-    policy, refinement, report = _improve_or_refine(state, cost, rollout, imagined, radius, settings)
+    largest = jnp.fmax(state.largest_cost, jnp.where(jnp.any(rollout.valid), measured, 0.0)).astype(jnp.float32)
+    due = is_refinement_due(measured, largest, settings)
+    due = due if generalises is None else due & generalises
+    policy, refinement, report = _improve_or_refine(state, cost, rollout, imagined, radius, due, settings)
     report = report._replace(cost=measured, surprise=comparable / state.expected_cost)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)
     report = report._replace(step=report.step._replace(accepted=accepted))
@@ -79,6 +84,7 @@ def update_policy(
         radius=radius,
         expected_cost=jnp.where(accepted, report.predicted_cost, jnp.nan).astype(jnp.float32),
         refinement=select_tree(accepted, refinement, Refinement.initial(state.policy, settings)),
+        largest_cost=largest,
         refused=state.refused + refused,
         refused_in_a_row=(state.refused_in_a_row + 1) * refused,
         estimation=state.estimation,
@@ -92,9 +98,10 @@ def _improve_or_refine(
     rollout: Rollout,
     imagined: ImaginedStarts | None,
     radius: Float[Array, ""],
+    due: Bool[Array, ""],
     settings: Settings,
 ) -> tuple[Policy, Refinement, PolicyReport]:
-    """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement in their place.
+    """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement where it is due.
 
     One surprise does not end refinement; a second one before the radius is wide again does. It neither begins nor goes
     on where nothing was predicted for the policy that ran: after an operator's or the guard's change, for example.
@@ -116,8 +123,13 @@ def _improve_or_refine(
         return improve()
     share = jnp.where(state.refinement.active, settings.refinement.min_radius_share, 1.0)
     enough = share * settings.trust_region.max_radius
-    trusted = (radius >= enough) & jnp.isfinite(state.expected_cost)
+    trusted = due & (radius >= enough) & jnp.isfinite(state.expected_cost)
     return jax.lax.cond(trusted, refine, improve)
+
+
+def is_refinement_due(cost: Float[Array, ""], largest: Float[Array, ""], settings: Settings) -> Bool[Array, ""]:
+    """Whether the policy is good enough to be refined, by its cost now and the largest so far."""
+    return (cost <= settings.refinement.max_cost) | (cost <= settings.refinement.progress * largest)
 
 
 def refinement_cost(cost: CostFunction, settings: Settings) -> LeastSquaresCost:

@@ -187,11 +187,14 @@ OBSERVED_FUNCTIONS = (
     int status = 0;
     if (memory->moving) {{
         status = {name}_observer_step(observer, memory->command, measured);
-    }} else {{ /* a motion begins with the newest measurement */
+    }} else {{ /* a motion begins with the median of three measurements, of which two are those of `begin` */
         float held[MEASURED];
+        int whole = 1; /* every measurement has come before */
+        for (int i = 0; i < MEASURED; i++)
+            if (!isfinite(observer->state[i])) whole = 0;
         for (int i = 0; i < MEASURED; i++) {{
             if (!isfinite(measured[i])) status = {upper}_MISSING;
-            held[i] = isfinite(measured[i]) ? measured[i] : observer->state[i];
+            held[i] = isfinite(measured[i]) && (EARLIER < 2 || !whole) ? measured[i] : observer->state[i];
         }}
         {name}_observer_start(observer, held, memory->command);
     }}

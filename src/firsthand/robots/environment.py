@@ -370,7 +370,8 @@ class GymnasiumRobot(AbstractRobot):
             if self.before_trajectory is not None and self._failure is None and self.before_trajectory():
                 driver.watch(run.observer)
             driver.turn_back()
-            points = build_reference(self.task.spec, driver.measured(), goal.astype(np.float32)).astype(np.float32)
+            measured = driver.measured() if run.observer is None else run.observer.trust(driver.measured())
+            points = build_reference(self.task.spec, measured, goal.astype(np.float32)).astype(np.float32)
             trajectory = driver.begin(points)
             trajectories.append(trajectory)
             if self._failure is not None:

@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import build_reference, initial_state, measured_part, next_state
-from firsthand_onboard.observer import observe, start_motion
+from firsthand_onboard.observer import observe, start_motion, trusted_measurement
 
 from ..models import Controller, Policy
 from ..plants.base import AbstractPlant
@@ -54,8 +54,14 @@ def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, excita
 def at_rest(plant: AbstractPlant, spec: ControlSpec, position, *, key: PRNGKeyArray):
     """The plant standing at `position`, and the state vector that goes with it."""
     plant_state = plant.reset(position)
-    measured = plant.measure(plant_state, key=key)
-    return plant_state, initial_state(spec.layout, measured, jnp.asarray(neutral(spec), measured.dtype))
+    # A robot that stands there has been measured before.
+    keys = [*(jax.random.fold_in(key, i) for i in range(spec.layout.measurement_memory)), key]
+    first, *later = (plant.measure(plant_state, key=each) for each in keys)
+    command = jnp.asarray(neutral(spec), first.dtype)
+    state = initial_state(spec.layout, first, command)
+    for measured in later:
+        state = next_state(spec.layout, state, command, measured)
+    return plant_state, state
 
 
 def run_trajectories(plant: AbstractPlant, policy, spec: ControlSpec, start, goals, excitation, key: PRNGKeyArray):
@@ -69,7 +75,10 @@ def run_trajectories(plant: AbstractPlant, policy, spec: ControlSpec, start, goa
     def trajectory(carry, inputs):
         goal, extra, trajectory_key = inputs
         first = carry
-        points = build_reference(spec, measured_part(spec.layout, first[1]), goal)
+        measured = measured_part(spec.layout, first[1])
+        if observer is not None:
+            measured = trusted_measurement(spec, observer.parameters, observer.settings, first[2].state, measured)
+        points = build_reference(spec, measured, goal)
         carry, measured, commands, truth = track(plant, policy, spec, carry, points, extra, key=trajectory_key)
         if observer is None:
             return carry, (first[1], measured, commands, points, truth)

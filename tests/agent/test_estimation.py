@@ -158,6 +158,25 @@ def test_its_model_has_the_plants_slopes_where_one_step_predictions_do_not(spec,
     assert off[1] > 0.1, off
 
 
+@pytest.mark.parametrize("seed", [31, 32, 33])
+def test_outliers_do_not_make_the_estimate_diverge(spec, learned, seed):
+    """One measurement in twenty is off by a hundred standard deviations; now and then several in a row."""
+    truth, measured, commands = simulate(2000, seed=seed)
+    rng = np.random.default_rng(seed)
+    off = rng.random(measured.shape) < 0.05
+    off[500:504], off[900:910, 0] = True, True
+    unit = np.asarray([POSITION, VELOCITY])
+    spoiled = (measured + off * rng.choice([-100.0, 100.0], measured.shape) * unit).astype(np.float32)
+    clean, found = (
+        np.asarray(estimate_rollout(learned, as_rollout(spec, (truth, each, commands))).states)[0, 1:, :2]
+        for each in (measured, spoiled)
+    )
+    errors = [np.sqrt(np.mean(((each - truth[1:]) / unit) ** 2, axis=1)) for each in (clean, found)]
+    assert np.median(errors[1]) < 1.5 * np.median(errors[0])
+    assert errors[1][1000:].max() < 10.0  # far below an outlier
+    assert errors[1][960:].mean() < 3.0 * errors[0][960:].mean()  # also after ten in a row, at which it restarted
+
+
 def test_a_learned_gain_only_links_a_position_with_its_own_velocity(toy_spec, spec):
     assert gain_mask(spec)[0].tolist() == [[1, 1], [1, 1]]
     assert gain_mask(toy_spec).shape == (2, 2, 2)

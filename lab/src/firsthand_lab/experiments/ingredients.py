@@ -26,6 +26,9 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "ten imagined": {"imagination.trajectories": 10},
     "Adam's rate constant": {"model.rate_end": 1.0},
     "no outlier scaling": {"policy_step.outlier": 0.0},
+    "one-step model": {"model.horizon": 1},
+    "no imagined disturbances": {"imagination.disturbances": 0},
+    "no observer": {"observer.use": 0},
 }
 """What is left out, and how; without imagined trajectories there is no refinement either."""
 EPISODES = {"full": 8, "quick": 3, "tiny": 2}

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from firsthand.advice import EPISODES_NEEDED
 from firsthand.control import files
 from firsthand.dashboard import charts, echarts, trajectory_charts
 from firsthand.dashboard.follower import RunFollower
@@ -79,6 +80,7 @@ def test_a_run_grows_under_the_reader(folder):
     folder.truncate_metrics(1)
     follower.poll()
     assert follower.metrics.column("episode").tolist() == [1.0]
+    assert [line["episode"] for line in follower.metrics.newest] == [1]
 
 
 def test_the_runs_that_cannot_be_shown_say_why(tmp_path):
@@ -145,6 +147,8 @@ def test_a_long_run_stays_light_and_keeps_its_spikes(folder):
     follower.poll()
     assert follower.metrics.offset > offset
     assert follower.metrics.last("tracking_error") == 0.5
+    # Advice is derived from the newest lines only.
+    assert [line["episode"] for line in follower.metrics.newest] == list(range(count + 2 - EPISODES_NEEDED, count + 2))
 
 
 def test_charts_take_what_a_broken_run_has(folder):
@@ -160,6 +164,8 @@ def test_charts_take_what_a_broken_run_has(folder):
         charts.error_chart({"run": follower}, ["run"], "run"),
         charts.prediction_chart(follower),
         charts.growth_chart(follower),
+        charts.novelty_chart(follower),
+        charts.correlation_chart(follower),
         charts.step_chart(follower),
         trajectory_charts.command_chart(follower.info, follower.motion()),
     ]

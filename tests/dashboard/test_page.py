@@ -1,6 +1,7 @@
 """What a click means: what this browser shows, not what has become of it since."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -11,7 +12,8 @@ pytest.importorskip("nicegui")
 
 from nicegui import Client, ui
 
-from firsthand.dashboard.panels import Banners
+from firsthand.dashboard.metrics import MetricsReader
+from firsthand.dashboard.panels import Banners, HealthPanel
 from firsthand.dashboard.requests import Requests
 from firsthand.dashboard.state import PageState
 
@@ -57,6 +59,23 @@ def test_what_is_acknowledged_and_approved_is_what_is_shown(client, monkeypatch)
     asyncio.run(banners.press_acknowledge())
     asyncio.run(banners.decide("reject"))
     sent.assert_not_awaited()
+
+
+def test_advice_is_shown_as_text_and_urgent_advice_stands_out(client, tmp_path):
+    tag = "<b onclick=alert(1)>arm</b>"
+    lines = [
+        {"episode": k, "velocity_delay": 1.0, "late_velocities": tag, "closed_loop_growth": 1.05} for k in range(1, 5)
+    ]
+    path = tmp_path / "metrics.jsonl"
+    follower: Any = SimpleNamespace(metrics=MetricsReader(path), info=None)
+    panel = HealthPanel()
+    for count, texts in ((2, ["Advice begins with episode 3."]), (4, ["unstable", tag])):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines[:count]))
+        follower.metrics.read()
+        panel.refresh(follower)
+        shown = list(panel.advice)
+        assert [text in label.text for text, label in zip(texts, shown, strict=True)] == [True] * len(texts)
+    assert ["advice-urgent" in label.classes for label in shown] == [True, False]
 
 
 def test_a_choice_is_one_of_the_runs_and_begins_at_its_newest_episode():

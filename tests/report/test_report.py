@@ -192,6 +192,18 @@ def test_tells_the_numbers_of_the_metrics(page, finished):
         assert words in text
 
 
+def test_gives_advice_as_text(copied):
+    assert "Advice begins with episode 3." in words_of(copied)
+    row = lines(copied)[-1]
+    late = {"velocity_delay": 1.0, "late_velocities": "<b>arm</b>", "closed_loop_growth": 1.05}
+    more = [{**row, "episode": episode, **late} for episode in range(3, 7)]
+    with (copied / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in more)
+    text = words_of(copied)
+    assert "Velocities of <b>arm</b> arrive about one period late" in text
+    assert "The model believes the closed loop unstable" in text
+
+
 def test_figures_lie_beside_the_page(page, finished):
     for name in FIGURES:
         assert (finished / "report" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

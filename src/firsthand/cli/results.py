@@ -1,8 +1,10 @@
 """What is shown after training and by `firsthand evaluate`."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..advice import advise
 from ..cache import cache_folder
 from ..console import notify
 from ..errors import UserError
@@ -125,6 +128,12 @@ def print_prior(prior: Prior) -> None:
         table.add_row(escape(log.path), str(log.taken), str(sum(log.refused.values())), escape(why))
     console.print(table)
     notify("The model learns from them before the first episode; that takes a minute or so.")
+
+
+def print_advice(lines: Sequence[Mapping[str, Any]]) -> None:
+    """What the metrics of a run suggest."""
+    for advice in advise(lines):
+        notify(f"Advice: {advice.text}" if advice.urgent else advice.text)
 
 
 def evaluate_kept(run: Run, robot: AbstractRobot, oracle: OracleResult | None) -> tuple[str, Evaluation]:

@@ -67,7 +67,7 @@ class Train:
         from ..training import TrainingConfig
         from ..training.approval import check_way_to_ask
         from ..training.prior import Prior, gather
-        from .results import finish, print_prior
+        from .results import finish, print_advice, print_prior
         from .resuming import open_run
 
         if self.approve is not None:
@@ -108,6 +108,7 @@ class Train:
             robot = made or self._robot(config, found)
             with contextlib.closing(robot):
                 code = self._train(run, config, robot, prior)
+            print_advice(run.read_metrics())
         if code == 0 and not self.no_report:
             finish(run.path, found)
         return code

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..advice import LASTING, OVERFITTING
 from .echarts import (
     ALARM,
     PALETTE,
@@ -83,6 +84,27 @@ def prediction_chart(run: RunFollower) -> dict[str, Any]:
     newest, loss = run.metrics.column("prediction_error"), run.metrics.column("model_loss")
     series = [_curve(run, "newest episode", newest, PALETTE[1]), _curve(run, "buffer", loss, PALETTE[0])]
     return chart(_episodes(run), logarithmic_axis("error", [newest, loss]), series, legend=True)
+
+
+def novelty_chart(run: RunFollower) -> dict[str, Any]:
+    """Errors on the newest episode over those on the data that the model learned from."""
+    fields = (
+        ("forecast", "forecast_error_ratio"),
+        ("one step", "one_step_error_ratio"),
+        ("worst channel", "innovation_size"),
+    )
+    columns = [run.metrics.column(field) for _, field in fields]
+    series = [_curve(run, name, run.metrics.column(field), PALETTE[i]) for i, (name, field) in enumerate(fields)]
+    series[0]["markLine"] = horizontal_marks([OVERFITTING], _bound_label("above: overfits, or changed", "insideEndTop"))
+    shown = [*columns, np.asarray([0.5, OVERFITTING])]
+    return chart(_episodes(run), logarithmic_axis("new over old", shown), series, legend=True)
+
+
+def correlation_chart(run: RunFollower) -> dict[str, Any]:
+    """Autocorrelation of the innovations; zero where they are white."""
+    curve = _curve(run, "correlation", run.metrics.column("innovation_correlation"), PALETTE[0], positive=False)
+    curve["markLine"] = horizontal_marks([LASTING], _bound_label("above: errors last", "insideEndBottom"))
+    return chart(_episodes(run), linear_axis("correlation", min=-1.0, max=1.0), [curve])
 
 
 def growth_chart(run: RunFollower) -> dict[str, Any]:

@@ -3,9 +3,14 @@
 import json
 import math
 import os
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from ..advice import EPISODES_NEEDED
 
 COLUMNS = (
     "episode",
@@ -15,6 +20,10 @@ COLUMNS = (
     "model_loss",
     "prediction_error",
     "closed_loop_growth",
+    "innovation_size",
+    "innovation_correlation",
+    "one_step_error_ratio",
+    "forecast_error_ratio",
     "gradient_norm",
     "step_norm",
     "steps_taken",
@@ -33,6 +42,8 @@ class MetricsReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
+        self.newest: deque[Mapping[str, Any]] = deque(maxlen=EPISODES_NEEDED)
+        """The newest lines as they are, which advice is derived from."""
         self.damaged_lines = 0
         """Lines that could not be read."""
         self.offset = 0
@@ -85,6 +96,7 @@ class MetricsReader:
         had_any = self.offset > 0
         self.offset, self._inode, self.damaged_lines = 0, -1, 0
         self.columns = {name: [] for name in COLUMNS}
+        self.newest.clear()
         return had_any
 
     def _append(self, line: bytes) -> None:
@@ -94,6 +106,7 @@ class MetricsReader:
         except (ValueError, KeyError, TypeError):
             self.damaged_lines += 1
             return
+        self.newest.append(row)
         for name, values in self.columns.items():
             value = row.get(name)
             values.append(float(value) if isinstance(value, int | float) else math.nan)

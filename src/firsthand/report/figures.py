@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..advice import OVERFITTING
 from ..units import METRES, Unit
 from .data import (
     NEWEST_EPISODES,
@@ -336,13 +337,13 @@ def _channel(axes: Axes, time: np.ndarray, channel: Channel, color: str) -> None
 def health(
     history: History, *, step_bound: float, steps_per_episode: int, trust_region: bool, cg_tolerance: float
 ) -> Figure:
-    """Whether learning is sound: size of gradients and steps, what was refused, limits, chatter, time.
+    """Whether learning is sound: forecasts, closed loop, gradients and steps, what was refused, limits, chatter, time.
 
     `step_bound` is η/(2√ε); a run with a `trust_region` shows its radius, another how well each step was solved, and
     the bound.
     """
-    figure = Figure(figsize=(7.6, 8.2), layout="constrained")
-    axes = figure.subplots(4, 2)
+    figure = Figure(figsize=(7.6, 10.2), layout="constrained")
+    axes = figure.subplots(5, 2)
     episodes = history.column("episode")
 
     def logarithmic(at: Axes, title: str, name: str, bound: float | None = None, bound_label: str = "") -> None:
@@ -373,21 +374,24 @@ def health(
             at.set_ylim(-0.04 * top, top)
             at.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
 
-    logarithmic(axes[0, 0], "Gradient norm", "gradient_norm")
+    overfits = OVERFITTING, "overfits, or machine changed"
+    logarithmic(axes[0, 0], "Forecast error, new over old data", "forecast_error_ratio", *overfits)
+    logarithmic(axes[0, 1], "Growth of a deviation per step", "closed_loop_growth", 1.0, "unstable above")
+    logarithmic(axes[1, 0], "Gradient norm", "gradient_norm")
     # Where steps grow with the trust region, or are refined, η/(2√ε) bounds only the first of an episode.
-    logarithmic(axes[0, 1], "Step norm", "step_norm", None if trust_region else step_bound, "bound η/(2√ε)")
-    counts(axes[1, 0], "Policy steps taken", history.column("steps_taken"))
-    counts(axes[1, 1], "Refused updates so far", history.column("refused_updates"))
+    logarithmic(axes[1, 1], "Step norm", "step_norm", None if trust_region else step_bound, "bound η/(2√ε)")
+    counts(axes[2, 0], "Policy steps taken", history.column("steps_taken"))
+    counts(axes[2, 1], "Refused updates so far", history.column("refused_updates"))
     at_limit = 100 * history.column("limit_hits") / max(steps_per_episode, 1)
-    linear(axes[2, 0], "Steps at a position limit (%)", at_limit, least=1.0)
-    linear(axes[2, 1], "Change of command |Δu| per step", history.column("command_change"))
+    linear(axes[3, 0], "Steps at a position limit (%)", at_limit, least=1.0)
+    linear(axes[3, 1], "Change of command |Δu| per step", history.column("command_change"))
     robot_time = np.diff(history.column("robot_time_s"), prepend=0.0)
     share = 100 * history.column("update_time_s") / np.where(robot_time > 0, robot_time, np.nan)
-    linear(axes[3, 0], "Computing time (% of robot time)", share)
+    linear(axes[4, 0], "Computing time (% of robot time)", share)
     if trust_region:
-        linear(axes[3, 1], "Trust-region radius (rms Δu)", history.column("radius"))
+        linear(axes[4, 1], "Trust-region radius (rms Δu)", history.column("radius"))
     else:
-        logarithmic(axes[3, 1], "Residual of the step's solver", "cg_residual", cg_tolerance, "tolerance")
+        logarithmic(axes[4, 1], "Residual of the step's solver", "cg_residual", cg_tolerance, "tolerance")
     for at in axes.flat:
         episode_axis(at, episodes)
     for at in axes[-1]:

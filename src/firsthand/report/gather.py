@@ -11,6 +11,7 @@ import numpy as np
 
 from firsthand_onboard import ControlSpec
 
+from ..advice import Advice, advise
 from ..agent.settings import option_words
 from ..errors import UserError
 from ..evaluation import Evaluation
@@ -28,6 +29,8 @@ class RunReport:
     """The run."""
     history: History
     """Its metrics."""
+    advice: tuple[Advice, ...]
+    """What they suggest."""
     evaluation: Evaluation | None
     """The kept policy on the references that the learner never saw; None where that was not measured."""
     shapes: tuple[tuple[PathPanel, ...], ...]
@@ -89,6 +92,7 @@ def gather(path: Path) -> RunReport:
     return RunReport(
         run=run,
         history=History.of(run.config.robot, rows),
+        advice=tuple(advise(rows)),
         evaluation=None if kept is None else kept.evaluation,
         shapes=_shapes(spec, [(name, stored.evaluation) for name, stored in evaluated]),
         episodes=tuple(PathPanel.of(f"episode {k}", spec, run.record(k)) for k in first_middle_last(stored)),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..advice import no_advice
 from ..evaluation import Evaluation, TrackingMetrics
 from ..evaluation.published import published
 from ..robots.description import ROBOT_DESCRIPTION
@@ -246,8 +247,15 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
         "An update is refused when the model or the gradient is not finite or a bound is broken; then the old policy "
         "stays. The first episode’s computing time includes compilation."
     )
-    picture = image(images, "health", "Gradient and step norms, refused updates, limits, time.", caption, scroll=True)
-    return f'<h2>Health</h2>\n<div class="wide list"><table><tbody>\n{cells}\n</tbody></table></div>\n{picture}'
+    alternative = "Errors on new data, growth, gradient and step norms, refused updates, limits, time."
+    picture = image(images, "health", alternative, caption, scroll=True)
+    advice = _advice(report)
+    return f'<h2>Health</h2>\n{advice}<div class="wide list"><table><tbody>\n{cells}\n</tbody></table></div>\n{picture}'
+
+
+def _advice(report: RunReport) -> str:
+    found = [f'<p class="{"warning" if a.urgent else "advice"}">{escape(a.text)}</p>\n' for a in report.advice]
+    return "".join(found) or f"<p>{escape(no_advice(len(report.history)))}</p>\n"
 
 
 def _configuration(report: RunReport) -> str:

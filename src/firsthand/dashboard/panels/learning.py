@@ -2,14 +2,17 @@
 
 from nicegui import ui
 
+from ...advice import advise, no_advice
 from .. import charts
 from ..follower import RunFollower
 from ..state import PageState
 from .elements import empty_chart, note, panel, row, show_chart
 
 HEALTH_CHARTS = (
-    ("Prediction error", charts.prediction_chart),
+    ("Errors on new data over those on old data", charts.novelty_chart),
+    ("Correlation of prediction errors from step to step", charts.correlation_chart),
     ("Closed loop, as the model sees it", charts.growth_chart),
+    ("Prediction error", charts.prediction_chart),
     ("Policy gradient", charts.gradient_chart),
     ("Policy step", charts.step_chart),
 )
@@ -64,10 +67,11 @@ class LossPanel:
 
 
 class HealthPanel:
-    """Whether model and policy steps look sound."""
+    """Whether model, policy steps and sensors look sound, and what to do about it."""
 
     def __init__(self) -> None:
         with panel("Model health", wide=True):
+            self.advice = ui.element("div").classes("advice")
             self.note = note()
             with ui.element("div").classes("minis"):
                 self.charts = [self._make(title) for title, _ in HEALTH_CHARTS]
@@ -83,6 +87,14 @@ class HealthPanel:
         for chart, (_, make_chart) in zip(self.charts, HEALTH_CHARTS, strict=True):
             show_chart(chart, make_chart(run))
         self.note.set_text(_summarize_health(run))
+        lines = list(run.metrics.newest)
+        self.advice.clear()
+        with self.advice:
+            found = advise(lines)
+            for advice in found:
+                ui.label(advice.text).classes("advice-urgent" if advice.urgent else "")
+            if not found:
+                note(no_advice(len(lines)))
 
 
 def _summarize_health(run: RunFollower) -> str:

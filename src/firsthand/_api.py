@@ -73,7 +73,7 @@ def train(
 
     Args:
         robot: a name such as "excavator" or "my_robot.py:task", a `GymnasiumTask`, or a `Robot`.
-        preset: "fast" or "paper"; see `PRESETS`.
+        preset: "fast", "paper" or "paper-exact"; see `PRESETS`.
         episodes: how many; by default the preset's own number.
         seed: of everything random. The same seed gives the same run.
         out: a new folder for the run, which `load_run` and the command line read. By default nothing is written.

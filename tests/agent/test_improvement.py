@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from firsthand import optim
+from firsthand.agent import Agent, Experience
 from firsthand.agent.buffer import Buffer, ImaginedStarts, append
 from firsthand.agent.improvement import improve_policy
 from firsthand.agent.model_learning import initial_optimizer, learn_model
@@ -23,6 +24,7 @@ from firsthand.robots.base import preview_indices
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand.tasks.cost import TrackingCost
 from firsthand.training.learning import as_rollout
+from firsthand.training.presets import preset
 from firsthand_onboard.features import build_reference
 
 COMMAND_LIMIT = 6.0  # wide, so that the policy's tanh hardly bends: the best controllers are linear
@@ -175,6 +177,26 @@ def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_
     assert min(ratios) >= 1 - 1e-3  # nobody is better than the best
 
 
+@pytest.mark.parametrize("name", ["paper", "paper-exact"])
+def test_both_presets_of_the_paper_come_near_the_optimum(scalar_task, name):
+    """The same through the agent, with all that the presets have: nothing that is judged keeps it from learning."""
+    task = scalar_task
+    small = {"policy_step.discount": 1.0, "policy_step.alpha": ALPHA, "trust_region.radius": 0.5}
+    model = {name: value for name, value in MODEL_SETTINGS.flat().items() if name.startswith("model.")}
+    settings = preset(name).with_changes({**small, **model, "excitation.episodes": 0})
+    agent = Agent(task.spec, task.cost, settings)
+    robot, rng, ratios = SimulatedRobot(ScalarPlant(), task, seed=0), np.random.default_rng(0), []
+    state, system = agent.init(0, 8192), augmented_system(ScalarPlant(), 1)
+    for _ in range(24):
+        goals = task.sample_goals(rng, robot.measured(), task.trajectories)
+        record = robot.run_episode(state.learner.policy, goals)
+        state, update = agent.observe(state, Experience(as_rollout(task.spec, record)))
+        assert update.policy.step.accepted
+        ratios.append(float(update.policy.cost) / best_cost(system, record.starts, record.references))
+    assert ratios[0] > 50.0
+    assert np.mean(ratios[-4:]) < 1.5, ratios
+
+
 def toy_layers(seed, *sizes):
     """Weights of variance 1/inputs, drawn by numpy: nothing to compile."""
     rng = np.random.default_rng(seed)
@@ -243,6 +265,73 @@ def test_one_step_is_the_gradient_and_the_step(float64, toy):
     np.testing.assert_allclose(leaves(new), leaves(expected), rtol=1e-10)
     np.testing.assert_allclose(report.step.gradient_norm, step.gradient_norm, rtol=1e-10)
     np.testing.assert_allclose(report.cost, cost_of(cost, rollout), rtol=1e-12)
+
+
+JUDGED = ONCE.with_changes({"policy_step.judged": 1})
+WIDE = 10.0
+
+
+def test_a_judged_step_that_is_kept_is_the_papers_step(float64, toy):
+    policy, model, cost, rollout = toy
+    exact, report = improve_policy(policy, model, cost, rollout, None, WIDE, ONCE)
+    judged, judgement = improve_policy(policy, model, cost, rollout, None, WIDE, JUDGED)
+    assert int(judgement.steps_taken) == int(report.steps_taken) == 1
+    np.testing.assert_allclose(leaves(judged), leaves(exact), rtol=1e-12)
+    assert float(judgement.predicted_cost) < float(judgement.cost)
+    assert np.isnan(report.predicted_cost)
+
+
+def predicted_cost(policy, model, cost, rollout) -> float:
+    """Of the corrected model, by hand."""
+    errors = model_errors_of(model, rollout)
+    return float(cost_of(cost, roll_out(policy, model, rollout.states[:, 0], rollout.previews, errors)))
+
+
+def test_a_judged_step_that_would_raise_the_predicted_cost_is_refused(float64, toy):
+    """With η a hundred times as large the step overshoots: the paper takes it, `judged` does not."""
+    policy, model, cost, rollout = toy
+    before = predicted_cost(policy, model, cost, rollout)
+    bold = {"policy_step.eta": 30.0}
+    exact, _ = improve_policy(policy, model, cost, rollout, None, WIDE, ONCE.with_changes(bold))
+    assert predicted_cost(exact, model, cost, rollout) > before
+    refused, report = improve_policy(policy, model, cost, rollout, None, WIDE, JUDGED.with_changes(bold))
+    np.testing.assert_array_equal(leaves(refused), leaves(policy))
+    assert (int(report.steps_taken), bool(report.step.accepted)) == (0, True)
+    assert float(report.predicted_cost) == pytest.approx(before)
+    # Shortened often enough it is kept, and the prediction is the cost of what was kept.
+    more = JUDGED.with_changes({**bold, "policy_step.retries": 8})
+    shortened, report = improve_policy(policy, model, cost, rollout, None, WIDE, more)
+    assert int(report.steps_taken) == 1
+    assert predicted_cost(shortened, model, cost, rollout) == pytest.approx(float(report.predicted_cost))
+    assert float(report.predicted_cost) < before
+    way, whole = leaves(shortened) - leaves(policy), leaves(exact) - leaves(policy)
+    times = np.log(np.linalg.norm(way) / np.linalg.norm(whole)) / np.log(more.policy_step.backtrack)
+    assert times == pytest.approx(round(times), abs=1e-6)
+    np.testing.assert_allclose(way, more.policy_step.backtrack ** round(times) * whole, rtol=1e-6, atol=1e-12)
+
+
+def test_a_judged_step_that_moves_commands_too_far_is_refused(float64, toy):
+    policy, model, cost, rollout = toy
+    _, report = improve_policy(policy, model, cost, rollout, None, WIDE, JUDGED)
+    radius = 0.5 * float(report.deviation)
+    new, report = improve_policy(policy, model, cost, rollout, None, radius, JUDGED)
+    np.testing.assert_array_equal(leaves(new), leaves(policy))
+    new, report = improve_policy(
+        policy, model, cost, rollout, None, radius, JUDGED.with_changes({"policy_step.retries": 3})
+    )
+    assert int(report.steps_taken) == 1
+    assert 0 < float(report.deviation) <= radius
+
+
+def test_a_step_much_longer_than_usual_is_shortened(float64, toy):
+    policy, model, cost, rollout = toy
+    whole, _ = improve_policy(policy, model, cost, rollout, None, WIDE, JUDGED)
+    length = np.linalg.norm(leaves(whole) - leaves(policy))
+    limited = JUDGED.with_changes({"policy_step.length_factor": 3.0})
+    for usual, share in ((length / 12, 0.25), (length / 2, 1.0), (np.nan, 1.0)):
+        new, report = improve_policy(policy, model, cost, rollout, None, WIDE, limited, usual)
+        np.testing.assert_allclose(leaves(new) - leaves(policy), share * (leaves(whole) - leaves(policy)), rtol=1e-9)
+        assert int(report.steps_taken) == 1
 
 
 def test_the_corrected_model_reproduces_the_measured_trajectories(float64, toy):

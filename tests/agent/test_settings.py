@@ -59,7 +59,7 @@ def test_the_widths_of_the_model_are_checked(hidden: tuple[int, ...]) -> None:
         (
             {"nonsense": 3},
             "there is no setting nonsense; the groups are policy_step, model, observer, imagination, refinement, "
-            "excitation, trust_region.",
+            "excitation, trust_region, rollback.",
         ),
     ],
 )

@@ -90,7 +90,7 @@ def test_unknown_sensors_and_sensors_of_other_robots(refusal: Callable, tmp_path
 
 def test_an_unknown_preset(refusal: Callable) -> None:
     said = refusal("train", "excavator", "--preset", "papr")
-    assert said == "There is no preset 'papr' (did you mean 'paper'?); known are paper, fast."
+    assert said == "There is no preset 'papr' (did you mean 'paper'?); known are fast, paper, paper-exact."
 
 
 NUMBERS = {

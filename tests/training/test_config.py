@@ -2,9 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from firsthand.agent import Settings
 from firsthand.errors import UserError
 from firsthand.runs import atomic
 from firsthand.training import PRESETS, TrainingConfig, preset
@@ -17,6 +19,36 @@ def test_a_configuration_comes_back_from_its_file(name: str) -> None:
     text = json.dumps(atomic.plain_values(config.as_dict(), nonfinite="text"))
     assert TrainingConfig.from_dict(json.loads(text)) == config
     assert config.settings == preset(name).with_changes(changes)
+
+
+JUDGEMENT = {"policy_step.judged", "policy_step.retries", "policy_step.length_factor", "rollback.factor"}
+
+
+def test_the_presets_of_the_paper_differ_in_judgement_alone() -> None:
+    exact, judged = preset("paper-exact").flat(), preset("paper").flat()
+    assert {name for name in exact if exact[name] != judged[name]} == JUDGEMENT
+    assert all(exact[name] == 0 for name in JUDGEMENT)
+    assert exact == Settings().flat()
+    assert not preset("paper-exact").judges
+    assert preset("paper").judges
+    assert preset("fast").judges
+
+
+def test_presets_differ_where_the_documentation_says_so() -> None:
+    """The table of docs/paper.md has every setting in which the presets differ, with its values."""
+    text = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
+    header, names = re.compile(r"^\| what \| setting \|(.+)\|$", re.MULTILINE), list(PRESETS)
+    found = header.search(text)
+    assert found is not None
+    assert [cell.strip(" `") for cell in found[1].split("|")] == names
+    documented = {}
+    for line in text[found.end() :].splitlines()[2:]:
+        if not line.startswith("|"):
+            break
+        _, setting, *values = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        documented[setting] = tuple(float(value) for value in values)
+    flat = {name: tuple(PRESETS[each].flat()[name] for each in names) for name in Settings().flat()}
+    assert documented == {name: values for name, values in flat.items() if len(set(values)) > 1}
 
 
 def test_the_presets() -> None:

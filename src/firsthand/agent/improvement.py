@@ -15,6 +15,7 @@ from ..optim.rollout import CostFunction, Rollout
 from .buffer import ImaginedStarts
 from .corrected_model import command_deviation, half_range, make_rollout_inputs, predict_rollout
 from .settings import Settings
+from .track_record import limit_length
 from .trees import select_tree
 
 
@@ -33,6 +34,8 @@ class PolicyReport(NamedTuple):
     """The last step's report; `accepted` tells whether every step was."""
     surprise: Float[Array, ""] | float = math.nan
     """Measured cost over the cost predicted for this policy; NaN where nothing was predicted."""
+    rolled_back: Bool[Array, ""] | bool = False
+    """Whether the new policy is the last proven one, because the episode was much worse than usual."""
 
 
 def improve_policy(
@@ -43,15 +46,19 @@ def improve_policy(
     imagined: ImaginedStarts | None,
     radius: Float[Array, ""] | float,
     settings: Settings,
+    usual_length: Float[Array, ""] | float = math.nan,
 ) -> tuple[Policy, PolicyReport]:
     """The policy after an episode's steps.
 
-    With one step and nothing imagined this is the paper's update, along the measured trajectories. Further steps go on
-    as long as the model can be trusted; see `improve_on_model`.
+    With one step that is not judged and nothing imagined this is the paper's update, along the measured trajectories.
+    Judged steps go on as long as the model can be trusted; see `improve_on_model`.
     """
-    if settings.policy_step.steps == 1 and imagined is None:
+    single = settings.policy_step.steps == 1 and not settings.policy_step.judged
+    if single and imagined is None:
         return improve_on_measured(policy, dynamics, cost, rollout, settings)
-    return improve_on_model(policy, dynamics, cost, rollout, imagined, jnp.asarray(radius), settings)
+    return improve_on_model(
+        policy, dynamics, cost, rollout, imagined, jnp.asarray(radius), settings, jnp.asarray(usual_length)
+    )
 
 
 def outlier_limit(settings: Settings) -> Float[Array, ""] | float | None:
@@ -158,18 +165,22 @@ def improve_on_model(
     imagined: ImaginedStarts | None,
     radius: Float[Array, ""],
     settings: Settings,
+    usual_length: Float[Array, ""] | float = math.nan,
 ) -> tuple[Policy, PolicyReport]:
-    """Several preconditioned steps along the trajectories that the corrected model predicts for each new policy.
+    """Judged preconditioned steps along the trajectories that the corrected model predicts for each new policy.
 
     The model is rolled out from the measured starts with the measured model errors added back, so that it is
     exact at the policy that made the data. Imagined trajectories with fresh references keep the policy from fitting
     this episode's references alone. A trajectory whose first step is not valid has no start that the model could be
     rolled out from, and does not count. A step is kept when the predicted cost falls and the predicted commands differ
-    from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again. The step
-    size grows with every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true.
+    from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again. Where the
+    settings limit it, the policy changes by at most `length_factor` times `usual_length`. The step size grows with
+    every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true.
     """
     inputs = make_rollout_inputs(dynamics, rollout, imagined, settings.imagination.disturbances)
     measured = rollout.states.shape[0]
+    as_in_paper = settings.policy_step.steps == 1 and imagined is None  # one gradient, along what was measured
+    last_round = settings.policy_step.steps + settings.policy_step.retries
     fastest = jnp.maximum(radius / settings.trust_region.radius, 1.0)
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
     before = predict_rollout(policy, dynamics, jax.tree.map(lambda a: a[:measured], inputs)).commands
@@ -187,28 +198,36 @@ def improve_on_model(
         pace = jnp.where(first, 1.0, jnp.minimum(pace, fastest))
 
         def step_on():
-            return _one_step(best, dynamics, cost, data, settings, pace, chained=True)
+            if as_in_paper:
+                new, report = _one_step(best, dynamics, cost, rollout, settings, pace)
+            else:
+                new, report = _one_step(best, dynamics, cost, data, settings, pace, chained=True)
+            return limit_length(policy, new, usual_length, settings), report
 
         def step_back():
             share = settings.policy_step.backtrack
             return jax.tree.map(lambda b, c: b + share * (c - b), best, now.candidate), now.report
 
         # The last round only judges: a step from there would never be taken.
-        candidate, report = jax.lax.cond(keep & (now.rounds < settings.policy_step.steps), step_on, step_back)
+        steps = now.steps + (keep & ~first)
+        more = (now.rounds < last_round) & (steps < settings.policy_step.steps)
+        candidate, report = jax.lax.cond(keep & more, step_on, step_back)
         return _Progress(
             best=best,
             candidate=candidate,
             cost=jnp.where(keep, value, now.cost),
             deviation=jnp.where(keep, moved, now.deviation),
-            steps=now.steps + (keep & ~first),
+            steps=steps,
             rounds=now.rounds + 1,
             sound=now.sound & report.accepted & (jnp.isfinite(value) | ~first),
             report=report,
             pace=pace,
         )
 
-    # One round more than steps: the first only judges the policy that made the data.
-    progress = _initial_progress(policy)
-    end = jax.lax.while_loop(lambda now: now.sound & (now.rounds <= settings.policy_step.steps), judge, progress)
+    def unfinished(now: _Progress) -> Bool[Array, ""]:
+        return now.sound & (now.rounds <= last_round) & (now.steps < settings.policy_step.steps)
+
+    # One round more than steps and retries: the first only judges the policy that made the data.
+    end = jax.lax.while_loop(unfinished, judge, _initial_progress(policy))
     report = end.report._replace(accepted=end.sound)
     return end.best, PolicyReport(mean_cost(cost, rollout), end.cost, end.deviation, end.steps, report)

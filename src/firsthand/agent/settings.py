@@ -185,8 +185,27 @@ class PolicyStepSettings(Group):
         minimum=1,
         maximum=10,
     )
+    judged: int = setting(
+        0,
+        "1 keeps a single step, too, only if the predicted cost falls and commands stay inside the trust region; 0 "
+        "takes it as it is. Several steps, and steps with imagined trajectories, are always judged",
+        minimum=0,
+        maximum=1,
+    )
+    retries: int = setting(
+        0, "how often an episode's steps may be shortened and judged again, beyond the number of steps", minimum=0
+    )
     backtrack: Number = setting(
         0.4, "a step that the prediction does not confirm is shortened to this share", above=0, below=1
+    )
+    length_factor: Number = setting(
+        0.0,
+        "a judged step may change the policy by at most this many times the usual change per episode; a longer one is "
+        "shortened; 0 turns this off",
+        minimum=0,
+    )
+    length_memory: Number = setting(
+        0.9, "weight of the past in the usual change per episode, a geometric mean", minimum=0, below=1
     )
     jacobian_stride: int = setting(1, "the preconditioner uses one step of a trajectory in this many", minimum=1)
     cg_iterations: int = setting(30, "iterations of conjugate gradients per policy step, at most", minimum=1)
@@ -359,6 +378,27 @@ class TrustRegionSettings(Group):
 
 
 @dataclass(frozen=True)
+class RollbackSettings(Group):
+    """Going back to the last proven policy after an episode that was much worse than usual."""
+
+    name: ClassVar[str] = "rollback"
+
+    factor: Number = setting(
+        0.0,
+        "an episode that costs more than this many times the usual brings the last proven policy back; 0 turns this "
+        "off",
+        minimum=0,
+    )
+    proof: Number = setting(1.0, "an episode that costs at most this many times the usual proves its policy", above=0)
+    memory: Number = setting(
+        0.8, "weight of the past in the usual cost, a geometric mean over episodes", minimum=0, below=1
+    )
+    outlier: Number = setting(
+        3.0, "a trajectory counts at most this many times the median one in an episode's cost here", minimum=1
+    )
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that Algorithm 1 leaves open. docs/algorithm.md says where we differ from the paper.
 
@@ -380,13 +420,24 @@ class Settings:
     """Random commands in the first episodes."""
     trust_region: TrustRegionSettings = TrustRegionSettings()
     """How far an episode's policy steps may change the commands."""
+    rollback: RollbackSettings = RollbackSettings()
+    """The way back to a proven policy."""
 
     def __post_init__(self) -> None:
+        for name in ("policy_step.length_factor", "rollback.factor"):
+            value = getattr(getattr(self, name.partition(".")[0]), name.partition(".")[2])
+            if not self.judges and _is_plain(value) and value > 0:
+                raise UserError(f"{name} is {value}, but needs judged steps: policy_step.judged 1, or {name} 0.")
         if self.refines and self.imagined_trajectories > LARGEST_COUNT:
             raise UserError(
                 f"refinement.steps is {self.refinement.steps} and refinement.batch {self.refinement.batch}, but their "
                 f"product must be at most {LARGEST_COUNT}."
             )
+
+    @property
+    def judges(self) -> bool:
+        """Whether a policy step is kept only if the prediction confirms it."""
+        return bool(self.policy_step.judged) or self.policy_step.steps > 1 or self.imagination.trajectories > 0
 
     @property
     def refines(self) -> bool:
@@ -445,6 +496,7 @@ GROUPS: dict[str, type[Group]] = {
         RefinementSettings,
         ExcitationSettings,
         TrustRegionSettings,
+        RollbackSettings,
     )
 }
 """The groups by name, in order."""

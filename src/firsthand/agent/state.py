@@ -14,6 +14,7 @@ from .estimation import Estimation
 from .model_learning import initial_optimizer
 from .refinement import Refinement
 from .settings import Settings
+from .track_record import TrackRecord
 
 
 class LearnerState(eqx.Module):
@@ -35,6 +36,8 @@ class LearnerState(eqx.Module):
     """What Gauss–Newton steps carry on."""
     largest_cost: Float[Array, ""]
     """The largest measured cost so far: what progress is measured by."""
+    record: TrackRecord
+    """What is usual, and the last proven policy."""
     refused: Int[Array, ""]
     """Updates refused so far because something was not finite or a bound did not hold."""
     refused_in_a_row: Int[Array, ""]
@@ -57,6 +60,7 @@ class LearnerState(eqx.Module):
             expected_cost=jnp.asarray(jnp.nan, jnp.float32),
             refinement=Refinement.initial(policy, settings),
             largest_cost=jnp.zeros((), jnp.float32),
+            record=TrackRecord.initial(policy),
             refused=jnp.zeros((), jnp.int32),
             refused_in_a_row=jnp.zeros((), jnp.int32),
             estimation=Estimation.initial(dynamics, settings) if settings.observer.use else None,

@@ -18,6 +18,7 @@ from .model_learning import ModelReport, learn_model
 from .refinement import LeastSquaresCost, Refinement, refine_on_model, weighted_cost
 from .settings import Settings
 from .state import LearnerState
+from .track_record import is_surprise, typical_cost, update_record
 from .trees import select_tree
 
 
@@ -56,7 +57,9 @@ def update_policy(
     settings: Settings,
     generalises: Bool[Array, ""] | None = None,
 ) -> tuple[LearnerState, PolicyReport]:
-    """Closed-loop gradient and preconditioned step(s), or refinement; counts the episodes with a refused update.
+    """Closed-loop gradient and preconditioned step(s), or refinement, or the last proven policy after a surprise.
+
+    Counts the episodes with a refused update.
 
     `imagined` holds `settings.imagined_trajectories` trajectories, or is None. Refinement waits while the model does
     not predict new episodes (`generalises`; None where nothing was predicted), and while the policy is bad.
@@ -74,16 +77,26 @@ def update_policy(
     policy, refinement, report = _improve_or_refine(state, cost, rollout, imagined, radius, due, settings)
     report = report._replace(cost=measured, surprise=comparable / state.expected_cost)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)
-    report = report._replace(step=report.step._replace(accepted=accepted))
+    typical = typical_cost(cost, rollout, settings)
+    surprise = is_surprise(state.record, typical, state.expected_cost, settings)
+    policy = select_tree(surprise, state.record.proven, select_tree(accepted, policy, state.policy))
+    record = update_record(state.record, state.policy, policy, typical, state.expected_cost, surprise, settings)
+    report = report._replace(
+        step=report.step._replace(accepted=accepted),
+        steps_taken=jnp.where(surprise, 0, report.steps_taken),
+        rolled_back=surprise,
+    )
     refused = jnp.where(accepted, 0, 1).astype(jnp.int32)
+    goes_on = accepted & ~surprise
     state = LearnerState(
-        policy=select_tree(accepted, policy, state.policy),
+        policy=policy,
         dynamics=state.dynamics,
         optimizer=state.optimizer,
         key=state.key,
         radius=radius,
-        expected_cost=jnp.where(accepted, report.predicted_cost, jnp.nan).astype(jnp.float32),
-        refinement=select_tree(accepted, refinement, Refinement.initial(state.policy, settings)),
+        expected_cost=jnp.where(goes_on, report.predicted_cost, jnp.nan).astype(jnp.float32),
+        refinement=select_tree(goes_on, refinement, Refinement.initial(state.policy, settings)),
+        record=record,
         largest_cost=largest,
         refused=state.refused + refused,
         refused_in_a_row=(state.refused_in_a_row + 1) * refused,
@@ -109,7 +122,10 @@ def _improve_or_refine(
     few = None if imagined is None else jax.tree.map(lambda a: a[: settings.imagination.trajectories], imagined)
 
     def improve() -> tuple[Policy, Refinement, PolicyReport]:
-        policy, report = improve_policy(state.policy, state.dynamics, cost, rollout, few, radius, settings)
+        usual_length = state.record.usual_length
+        policy, report = improve_policy(
+            state.policy, state.dynamics, cost, rollout, few, radius, settings, usual_length
+        )
         return policy, Refinement.initial(policy, settings), report
 
     def refine() -> tuple[Policy, Refinement, PolicyReport]:

@@ -27,9 +27,10 @@ class Train:
     """The robot: excavator, excavator-pressure, soft-arm, my_robot.py:task (a robot in a file of yours), the
     folder of a learned simulator, or tcp/host:port."""
     preset: _Text = None
-    """fast (several policy steps per episode, the default) or paper (the paper's algorithm)."""
+    """fast (several policy steps per episode, the default), paper (the paper's algorithm with judged steps) or
+    paper-exact (nothing judged)."""
     episodes: _Whole = None
-    """Episodes in all; by default 40 with the fast preset and 200 with the paper's."""
+    """Episodes in all; by default 40 with the fast preset and 200 with the others."""
     seed: _Whole = None
     """Seed of everything random; by default 0."""
     out: _Folder = None

@@ -285,6 +285,7 @@ def episode_metrics(
         "surprise": float(policy.surprise),
         "deviation": float(policy.deviation),
         "radius": float(state.radius),
+        "rolled_back": bool(policy.rolled_back),
         "refined": bool(state.refinement.active),
         "cg_iterations": int(policy.step.iterations),
         "cg_residual": float(policy.step.relative_residual),

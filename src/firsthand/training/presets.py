@@ -4,8 +4,6 @@ from ..agent.settings import Settings
 from ..errors import UserError, suggest
 
 PRESETS: dict[str, Settings] = {
-    # The paper's algorithm: one preconditioned step per episode, along the measured trajectories.
-    "paper": Settings(),
     # Ours: several steps per episode on the corrected model, with imagined trajectories that meet measured
     # disturbances, and a model trained for roll-outs; Gauss–Newton steps once predictions have come true.
     "fast": Settings().with_changes(
@@ -25,9 +23,21 @@ PRESETS: dict[str, Settings] = {
             "excitation.episodes": 2,
         }
     ),
+    # The paper's algorithm with judged steps: kept if the predicted cost falls, never much longer than of late, and
+    # after an episode much worse than usual back to the last proven policy.
+    "paper": Settings().with_changes(
+        {
+            "policy_step.judged": 1,
+            "policy_step.retries": 4,
+            "policy_step.length_factor": 3.0,
+            "rollback.factor": 5.0,
+        }
+    ),
+    # The paper's algorithm: one preconditioned step per episode, along the measured trajectories. Nothing is judged.
+    "paper-exact": Settings(),
 }
 
-EPISODES = {"paper": 200, "fast": 40}
+EPISODES = {"fast": 40, "paper": 200, "paper-exact": 200}
 """How many episodes a run has unless told otherwise."""
 
 

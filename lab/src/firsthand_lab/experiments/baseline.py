@@ -1,4 +1,4 @@
-"""The run that several experiments look at: the paper's algorithm on the simulated excavator, several seeds.
+"""The run that several experiments look at: preset `paper-exact` on the simulated excavator, several seeds.
 
 Experiments that ask for it with the same size share one and the same job; it is run once.
 """

@@ -36,8 +36,8 @@ class Setup:
 
     robot: str = "excavator"
     """A simulated robot by name."""
-    preset: str = "paper"
-    """Settings of the agent …"""
+    preset: str = "paper-exact"
+    """Settings of the agent, by default the paper's algorithm as it stands, without judged steps …"""
     settings: dict[str, Any] = field(default_factory=dict)
     """… and what is changed in them."""
     task: dict[str, Any] = field(default_factory=dict)

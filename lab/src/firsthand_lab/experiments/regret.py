@@ -32,7 +32,7 @@ class Regret(Experiment):
             "etas": [ETA, *(round(ETA * float(np.sqrt(first / horizon)), 6) for horizon in longer)],
             "horizons": [longer[-1], *longer],
             "episodes": longer[-1],
-            **settings(size, "paper", {"policy_step.eta": ETA}),
+            **settings(size, "paper-exact", {"policy_step.eta": ETA}),
             "refit": size.pick(full=200, quick=50, tiny=2),
             "improve": size.pick(full=300, quick=0, tiny=0),
             "look_every": size.pick(full=2, quick=2, tiny=1),

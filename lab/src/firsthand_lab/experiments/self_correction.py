@@ -58,7 +58,7 @@ class SelfCorrection(Experiment):
             "rounds": size.pick(full=5, quick=3, tiny=1),
             "flipped": list(FLIPPED),
             "variants": {name: VARIANTS[name] for name in names},
-            **settings(size, "paper"),
+            **settings(size, "paper-exact"),
         }
         return [Job("variants", RUNNER, parameters, steps=len(names) * episodes, weight=0.9 * size.seeds)]
 

@@ -114,7 +114,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
     tiny = parameters["tiny"]
     task = excavator_task(**tuples(TINY_TASK if tiny else {}))
-    base = preset("paper").with_changes(TINY_SETTINGS if tiny else {})
+    base = preset("paper-exact").with_changes(TINY_SETTINGS if tiny else {})
     chosen = [
         base.with_changes({f"policy_step.{name}": value for name, value in values.items()})
         for values in parameters["settings"]

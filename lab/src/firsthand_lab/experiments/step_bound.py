@@ -41,7 +41,7 @@ class StepBound(Experiment):
         parameters = {
             "robot": "excavator",
             "seeds": list(range(size.seeds)),
-            **settings(size, "paper"),
+            **settings(size, "paper-exact"),
             "episodes": episodes,
             "points": size.pick(full=81, quick=41, tiny=5),
             "epsilons": list(EPSILONS),

@@ -37,7 +37,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
     tiny = parameters["tiny"]
     task = excavator_task(**tuples(TINY_TASK if tiny else {}))
-    settings = preset("paper").with_changes(TINY_SETTINGS if tiny else {})
+    settings = preset("paper-exact").with_changes(TINY_SETTINGS if tiny else {})
     plant: Any = make_robot("excavator", task)
     rows = []
     for count in parameters["seeds"]:

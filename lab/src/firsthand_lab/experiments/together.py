@@ -92,6 +92,8 @@ class Together:
             "prediction_error": np.asarray(update.prediction_error),
             "gradient_norm": np.asarray(update.policy.step.gradient_norm),
             "step_norm": np.asarray(update.policy.step.step_norm),
+            "steps_taken": np.asarray(update.policy.steps_taken),
+            "rolled_back": np.asarray(update.policy.rolled_back),
             "refused_updates": np.asarray(self.state.refused),
         }
 

@@ -22,11 +22,13 @@ EARLIER = {"Nan & Hutter 2024": "randomised", "Egli & Hutter 2022": "simulator"}
 """The earlier approaches, and what `baselines.earlier` calls them."""
 EARLIER_STEPS = 10_000_000
 """Control steps in simulation for each of them: 111 hours of a machine."""
+PLAIN = "paper-exact"
+"""The preset of the plain run."""
 UNMEASURED = "not measured: run `make peers` first"
 
 
 class TrackingTable(Experiment):
-    """The last policies of both presets on circle, square and line at several speeds."""
+    """The last policies of `paper-exact` and `fast` on circle, square and line at several speeds."""
 
     name = "tracking-table"
     shows = "speed and accuracy beside the paper's and two earlier approaches"
@@ -43,19 +45,19 @@ class TrackingTable(Experiment):
             **small(size),
         )
         if size.name == "tiny":
-            # Settings of the paper preset under the other name: nothing is compiled for it.
-            fast = dataclasses.replace(fast, settings={**preset("paper").flat(), **fast.settings})
+            # Settings of the other preset under this name: nothing is compiled for it.
+            fast = dataclasses.replace(fast, settings={**preset(PLAIN).flat(), **fast.settings})
         return [*baseline(size), *jobs_of(fast, "excavator-fast", size.seeds, weight=2.0), *earlier_jobs(size)]
 
     def conclude(self, size: Size, results: list[Result]) -> Finding:
         """Medians over seeds, in the paper's columns."""
-        presets = {p: _table([r for r in results if r.job.parameters.get("preset") == p]) for p in ("paper", "fast")}
+        presets = {p: _table([r for r in results if r.job.parameters.get("preset") == p]) for p in (PLAIN, "fast")}
         rebuilt = {
             name: _table(found)
             for name, called in EARLIER.items()
             if (found := [r for r in results if r.job.parameters.get("approach") == called])
         }
-        speeds = [s for s in SPEEDS if s in presets["paper"]["speed"]]
+        speeds = [s for s in SPEEDS if s in presets[PLAIN]["speed"]]
         rows, table = [], {name: [] for name in ("approach", "cruising_speed", *COLUMNS)}
 
         def add(approach: str, speed: float, values: tuple[float, ...]) -> None:
@@ -85,12 +87,12 @@ class TrackingTable(Experiment):
                 )
         best = {p: _row(data, speeds[-1]) for p, data in presets.items()}
         random = {p: _row(data, np.nan) for p, data in presets.items()}
-        verdict = Verdict.of(random["paper"][4] <= 1.1 * PAPER[4], size)
+        verdict = Verdict.of(random[PLAIN][4] <= 1.1 * PAPER[4], size)
         what = "v avg, v max (cm/s), mean, max error (cm), ρ (s)"
-        harder = Verdict.of(best["paper"][4] <= 1.1 * PAPER[4], size)
+        harder = Verdict.of(best[PLAIN][4] <= 1.1 * PAPER[4], size)
         rows = [
-            Comparison(f"{what}, random references", _cell(random["paper"]), _cell(PAPER), verdict),
-            Comparison("the same on the shapes at the highest speed", _cell(best["paper"]), _cell(PAPER), harder),
+            Comparison(f"{what}, random references", _cell(random[PLAIN]), _cell(PAPER), verdict),
+            Comparison("the same on the shapes at the highest speed", _cell(best[PLAIN]), _cell(PAPER), harder),
             *rows,
         ]
         return Finding(
@@ -133,7 +135,7 @@ def _text(
     verdict: Verdict,
 ) -> str:
     than = {Verdict.PASS: "no worse than", Verdict.FAIL: "worse than"}.get(verdict, "not to be compared with")
-    paper, fast = random["paper"], random["fast"]
+    paper, fast = random[PLAIN], random["fast"]
     return (
         "Numbers are medians over seeds. The paper's row is of random references on the real machine, so random "
         f"references decide: the paper's algorithm has {100 * paper[2]:.1f} cm and ρ (largest error over highest "
@@ -141,7 +143,7 @@ def _text(
         f"preset has {100 * fast[2]:.1f} cm and {fast[4]:.2f} s at up to {100 * fast[1]:.0f} cm/s. Our random "
         f"references are slower on average ({100 * paper[0]:.0f} cm/s; the paper's {100 * PAPER[0]:.0f}). Circle, "
         "square and line at a cruising speed of 129.3 cm/s are harder: they keep that speed, and the square has four "
-        f"corners; there ρ is {best['paper'][4]:.2f} s with the paper's algorithm and {best['fast'][4]:.2f} s with the "
+        f"corners; there ρ is {best[PLAIN][4]:.2f} s with the paper's algorithm and {best['fast'][4]:.2f} s with the "
         "fast preset. "
         + (
             "The two earlier approaches, rebuilt here, learned in simulation for the equivalent of "

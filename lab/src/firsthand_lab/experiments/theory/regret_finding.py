@@ -220,7 +220,7 @@ def _text(
 ) -> str:
     episodes = int(constant.episodes[-1])
     text = (
-        f"The paper preset learned for {episodes} episodes with a constant step, and for each horizon T with "
+        f"The preset `paper-exact` learned for {episodes} episodes with a constant step, and for each horizon T with "
         "η ∝ T^(−1/2). Regret is counted against the best fixed policy that we could find in hindsight (the last "
         "policy, trained on with the plant's true gradients on the run's own references); the true optimum may be "
         "better, so true regret is at least this. The true gradient is the derivative through the simulated plant, "

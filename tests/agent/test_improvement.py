@@ -181,20 +181,20 @@ def test_the_complete_loop_with_a_learned_model_reaches_near_the_optimum(scalar_
 def test_both_presets_of_the_paper_come_near_the_optimum(scalar_task, name):
     """The same through the agent, with all that the presets have: nothing that is judged keeps it from learning."""
     task = scalar_task
-    small = {"policy_step.discount": 1.0, "policy_step.alpha": ALPHA, "trust_region.radius": 0.5}
+    small = {"policy_step.discount": 1.0, "policy_step.alpha": ALPHA}
     model = {name: value for name, value in MODEL_SETTINGS.flat().items() if name.startswith("model.")}
-    settings = preset(name).with_changes({**small, **model, "excitation.episodes": 0})
+    settings = preset(name).with_changes({**small, **model, "trust_region.radius": 0.5, "excitation.episodes": 0})
     agent = Agent(task.spec, task.cost, settings)
     robot, rng, ratios = SimulatedRobot(ScalarPlant(), task, seed=0), np.random.default_rng(0), []
-    state, system = agent.init(0, 8192), augmented_system(ScalarPlant(), 1)
-    for _ in range(24):
+    state, system = agent.init(2, 8192), augmented_system(ScalarPlant(), 1)
+    for _ in range(20):
         goals = task.sample_goals(rng, robot.measured(), task.trajectories)
         record = robot.run_episode(state.learner.policy, goals)
         state, update = agent.observe(state, Experience(as_rollout(task.spec, record)))
         assert update.policy.step.accepted
         ratios.append(float(update.policy.cost) / best_cost(system, record.starts, record.references))
     assert ratios[0] > 50.0
-    assert np.mean(ratios[-4:]) < 1.5, ratios
+    assert np.mean(ratios[-4:]) < 1.2, ratios
 
 
 def toy_layers(seed, *sizes):
@@ -288,10 +288,10 @@ def predicted_cost(policy, model, cost, rollout) -> float:
 
 
 def test_a_judged_step_that_would_raise_the_predicted_cost_is_refused(float64, toy):
-    """With η a hundred times as large the step overshoots: the paper takes it, `judged` does not."""
+    """With η a thousand times as large the step overshoots: the paper takes it, `judged` does not."""
     policy, model, cost, rollout = toy
     before = predicted_cost(policy, model, cost, rollout)
-    bold = {"policy_step.eta": 30.0}
+    bold = {"policy_step.eta": 300.0}
     exact, _ = improve_policy(policy, model, cost, rollout, None, WIDE, ONCE.with_changes(bold))
     assert predicted_cost(exact, model, cost, rollout) > before
     refused, report = improve_policy(policy, model, cost, rollout, None, WIDE, JUDGED.with_changes(bold))

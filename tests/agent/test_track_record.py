@@ -141,7 +141,6 @@ def test_a_surprise_brings_the_proven_policy_back_and_only_once(state, episode):
     again, report = update_policy(back, cost, rollout, None, LEARNED, SETTINGS)
     assert not report.rolled_back
     assert float(again.record.usual_cost) == pytest.approx(typical)
-    assert float(change_length(back.policy, again.policy)) > 0
     assert np.isfinite(again.expected_cost)
     # No surprise, or none wanted: the policy takes its step.
     for other, settings in ((typical / 3, SETTINGS), (typical / 5, SETTINGS.with_changes({"rollback.factor": 0.0}))):

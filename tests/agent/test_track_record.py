@@ -22,6 +22,7 @@ SETTINGS = Settings().with_changes(
     {
         "model.hidden": (2,),
         "policy_step.judged": 1,
+        "policy_step.retries": 8,
         "policy_step.length_memory": 0.5,
         "rollback.factor": 4.0,
         "rollback.memory": 0.5,

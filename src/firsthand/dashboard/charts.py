@@ -87,15 +87,17 @@ def prediction_chart(run: RunFollower) -> dict[str, Any]:
 
 
 def novelty_chart(run: RunFollower) -> dict[str, Any]:
-    """Errors on the newest episode over those on the data that the model learned from."""
+    """Errors on the newest episode over those on the data that the model learned from; `worst` is the worst channel."""
     fields = (
         ("forecast", "forecast_error_ratio"),
         ("one step", "one_step_error_ratio"),
-        ("worst channel", "innovation_size"),
+        ("worst", "innovation_size"),
     )
     columns = [run.metrics.column(field) for _, field in fields]
     series = [_curve(run, name, run.metrics.column(field), PALETTE[i]) for i, (name, field) in enumerate(fields)]
-    series[0]["markLine"] = horizontal_marks([OVERFITTING], _bound_label("above: overfits, or changed", "insideEndTop"))
+    series[0]["markLine"] = horizontal_marks(
+        [OVERFITTING], _bound_label("above: overfits, or changed", "insideStartTop")
+    )
     shown = [*columns, np.asarray([0.5, OVERFITTING])]
     return chart(_episodes(run), logarithmic_axis("new over old", shown), series, legend=True)
 

@@ -1,13 +1,15 @@
 """Windows of the buffer, the loss over them, and what they are for: Jacobians that noise does not attenuate."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.agent.buffer import Buffer, append_rows
-from firsthand.agent.corrected_model import imagined_errors
+from firsthand.agent.buffer import Buffer, ImaginedStarts, append_rows
+from firsthand.agent.corrected_model import imagined_errors, make_rollout_inputs
 from firsthand.agent.model_learning import initial_optimizer, learn_model
 from firsthand.agent.settings import Settings
 from firsthand.agent.windows import (
@@ -17,10 +19,12 @@ from firsthand.agent.windows import (
     find_continuations,
     find_sound,
     multi_step_loss,
+    noise_blend,
     noise_share,
     pseudo_huber,
 )
 from firsthand.models import Dynamics
+from firsthand.optim.rollout import Rollout
 from firsthand_onboard.features import initial_state, next_state
 
 A, B = 0.9, 0.2
@@ -146,3 +150,27 @@ def test_imagined_trajectories_meet_the_measured_disturbances_shifted_in_time():
     for i in range(5):
         np.testing.assert_array_equal(errors[i], np.roll(np.asarray(measured[i % 2]), (1 + i) * 37 % 6, axis=0))
     assert not np.asarray(imagined_errors(measured, 5, 0)).any()
+
+
+def test_what_is_missed_counts_as_noise_from_a_third_of_the_share_on():
+    share = SETTINGS.model.noise_share
+    found = [float(noise_blend(jnp.asarray(part * share), SETTINGS)) for part in (0.1, 1 / 3, 2 / 3, 1.0, 5.0)]
+    np.testing.assert_allclose(found, [0.0, 0.0, 0.5, 1.0, 1.0], atol=1e-6)
+
+
+def test_imagined_trajectories_meet_no_more_of_the_errors_than_their_share(toy_spec):
+    dynamics = Dynamics.random(toy_spec, (4,), key=jax.random.key(0))
+    rng = np.random.default_rng(0)
+    states, commands = rng.normal(size=(2, 7, toy_spec.layout.size)), rng.normal(size=(2, 6, 2))
+    previews = jnp.asarray(rng.normal(size=(2, 6, 3, 2)), jnp.float32)
+    rollout = Rollout.from_arrays(
+        jnp.asarray(states, jnp.float32), jnp.asarray(commands, jnp.float32), previews=previews
+    )
+    starts = ImaginedStarts(rollout.states[:, 0], rollout.previews)
+    whole = make_rollout_inputs(dynamics, rollout, starts, 1).errors
+    half = dataclasses.replace(starts, disturbance=jnp.asarray([0.5, 0.0]))
+    found = make_rollout_inputs(dynamics, rollout, half, 1).errors
+    np.testing.assert_array_equal(found[:2], whole[:2])  # the measured trajectories keep theirs
+    np.testing.assert_allclose(found[2], 0.5 * whole[2])
+    assert np.any(np.asarray(whole[3]))
+    assert not np.any(np.asarray(found[3]))

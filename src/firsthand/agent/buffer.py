@@ -57,6 +57,8 @@ class ImaginedStarts(eqx.Module):
     """Initial states."""
     previews: Float[Array, "trajectories steps points outputs"]
     """Reference previews, with fresh references."""
+    disturbance: Float[Array, " trajectories"] | None = None
+    """Share of the measured model errors that each trajectory meets; None for all of them."""
 
     def concat(self, more: "ImaginedStarts") -> "ImaginedStarts":
         """These, then `more`, as one."""

@@ -80,7 +80,10 @@ def make_rollout_inputs(
         extra = imagined.starts.shape[0]
         starts = jnp.concat([starts, imagined.starts])
         previews = jnp.concat([previews, imagined.previews])
-        errors = jnp.concat([errors, imagined_errors(errors, extra, disturbances)])
+        disturbed = imagined_errors(errors, extra, disturbances)
+        if imagined.disturbance is not None:
+            disturbed = imagined.disturbance[:, None, None] * disturbed
+        errors = jnp.concat([errors, disturbed])
     blank = jnp.zeros((extra, *rollout.commands.shape[1:]))
     return RolloutInputs(
         starts,

@@ -19,6 +19,7 @@ from .windows import (
     find_continuations,
     find_sound,
     multi_step_loss,
+    noise_blend,
     noise_share,
     one_step_errors,
 )
@@ -179,7 +180,7 @@ def learn_windows(
         current = eqx.combine(weights, fixed)
         scales = error_scales(one_step_errors(current, buffer, model.scale_samples, key=scale_key), current, settings)
         missed = noise_share(scales, current)
-        blend = jnp.clip((3.0 * missed / model.noise_share - 1.0) / 2.0, 0.0, 1.0)
+        blend = noise_blend(missed, settings)
 
         def rolled_out(weights, key):
             windows = draw_windows(buffer, continuations, sound, model.windows, model.horizon, key=key)

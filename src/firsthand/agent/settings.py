@@ -297,7 +297,8 @@ class ImaginationSettings(Group):
     trajectories: int = setting(0, "imagined trajectories that join the measured ones in each policy step", minimum=0)
     disturbances: int = setting(
         0,
-        "1 gives imagined trajectories the measured model errors of this episode, shifted in time",
+        "1 gives imagined trajectories the measured model errors of this episode, shifted in time, as far as they are "
+        "noise: see `model.noise_share`",
         minimum=0,
         maximum=1,
     )

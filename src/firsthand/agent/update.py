@@ -20,6 +20,7 @@ from .settings import Settings
 from .state import LearnerState
 from .track_record import is_surprise, typical_cost, update_record
 from .trees import select_tree
+from .windows import noise_blend
 
 
 @eqx.filter_jit
@@ -74,6 +75,9 @@ def update_policy(
     largest = jnp.fmax(state.largest_cost, jnp.where(jnp.any(rollout.valid), measured, 0.0)).astype(jnp.float32)
     due = is_refinement_due(measured, largest, settings)
     due = due if generalises is None else due & generalises
+    if imagined is not None and state.estimation is not None:
+        share = noise_blend(state.estimation.missed, settings)
+        imagined = dataclasses.replace(imagined, disturbance=jnp.broadcast_to(share, imagined.starts.shape[:1]))
     policy, refinement, report = _improve_or_refine(state, cost, rollout, imagined, radius, due, settings)
     report = report._replace(cost=measured, surprise=comparable / state.expected_cost)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)

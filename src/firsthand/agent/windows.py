@@ -106,6 +106,14 @@ def noise_share(scales: Float[Array, " m"], dynamics: Dynamics) -> Float[Array, 
     return jnp.mean(jnp.minimum((scales[entries] / dynamics.change_scale) ** 2, 1.0))
 
 
+def noise_blend(missed: Float[Array, ""], settings: Settings) -> Float[Array, ""]:
+    """β: how far what one-step predictions miss is taken for noise, not for errors of the model.
+
+    It rises from 0 to 1 as the share goes from a third of `settings.model.noise_share` to all of it.
+    """
+    return jnp.clip((3.0 * missed / settings.model.noise_share - 1.0) / 2.0, 0.0, 1.0)
+
+
 def multi_step_loss(
     dynamics: DynamicsFunction, windows: Windows, scales: Float[Array, " m"], delta: Float[Array, ""] | float
 ) -> Float[Array, ""]:

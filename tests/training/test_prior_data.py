@@ -21,7 +21,7 @@ from firsthand.runs.pytrees import to_arrays
 from firsthand.tasks import Task
 from firsthand.training import FolderRecorder, Trainer, TrainingConfig, preset
 from firsthand.training.origin import InitFrom, TakenLog
-from firsthand.training.prior import Prior, gather
+from firsthand.training.prior import Prior, gather, spread_stretches
 
 SETTINGS = preset("fast").with_changes(
     {
@@ -147,7 +147,7 @@ def test_the_warm_start_teaches_the_model_and_the_policy(task: Task, log: Path) 
     assert second["tracking_error"] < 0.6 * first["tracking_error"]
 
 
-def test_a_long_log_is_thinned_evenly(task: Task, log: Path) -> None:
+def test_of_a_long_log_evenly_spaced_stretches_stay(task: Task, log: Path) -> None:
     prior = gather(task.spec, data=[log, log])
     assert prior.rows == 2 * ROWS
     buffer = prior.buffer(task, 0, SETTINGS.model.log_episodes * 6 * 20)
@@ -155,8 +155,20 @@ def test_a_long_log_is_thinned_evenly(task: Task, log: Path) -> None:
     states = np.concatenate([rows.states for rows in prior.taken])
     picked = np.asarray(buffer.states[:1200])
     np.testing.assert_array_equal(picked[[0, -1]], states[[0, -1]])
-    at = [int(np.flatnonzero((states == row).all(axis=1))[0]) for row in picked[:500]]
-    assert set(np.diff(at)) <= {1, 2}
+    at = spread_stretches(2 * ROWS, 1200)
+    np.testing.assert_array_equal(picked, states[at])
+    gaps = np.diff(at)
+    assert (gaps == 1).sum() == 1200 - 12, "stretches of a hundred consecutive rows"
+    assert np.ptp(gaps[gaps > 1]) <= 1, "evenly spaced"
+
+
+def test_short_logs_stay_whole_and_no_row_is_taken_twice() -> None:
+    assert spread_stretches(70, 100).tolist() == list(range(70))
+    for rows, count in ((101, 100), (250, 199), (1000, 30)):
+        found = spread_stretches(rows, count)
+        assert len(set(found.tolist())) == len(found)
+        assert len(found) <= count
+        assert found.max() < rows
 
 
 def source(task: Task, path: Path) -> Trainer:

@@ -209,7 +209,8 @@ def trusted_measurement(
 ) -> Any:
     """The newest measurement, with what the estimate shows in place of outliers and of missing entries.
 
-    References begin here: at what was measured, so that a wrong estimate moves no goal, but never at an outlier.
+    References begin here: at what was measured, but not at an outlier. An estimate that is wrong by more than an
+    innovation may be moves the start of a reference, until it restarts.
     """
     xp = namespace(state)
     expected = expected_measurement(spec, parameters, state)

@@ -11,6 +11,7 @@ practice on logs all call `observe`. `training.learning.prepare_experience` make
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -18,7 +19,7 @@ from firsthand_onboard import ControlSpec
 
 from ..optim.rollout import CostFunction, Rollout, roll_out
 from .buffer import Buffer, ImaginedStarts, append_rollout
-from .estimation import Estimation
+from .estimation import Estimation, innovation_error
 from .improvement import PolicyReport
 from .model_learning import ModelReport, prediction_error
 from .settings import Settings
@@ -98,13 +99,14 @@ class Agent(eqx.Module):
         model, generalises = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True)), None
         if rollout is not None:
             measured, sound = rollout, experience.sound
-            novelty = prediction_error(learner.dynamics, see_rollout(learner.estimation, measured, sound))
+            novelty, observed = episode_error(learner, measured, sound), learner.estimation
             buffer = append_rollout(buffer, measured, sound)
             if learn_model:
                 learner, model = update_model(learner, buffer, measured, self.settings)
             rollout = see_rollout(learner.estimation, measured, sound)
-            fitted = prediction_error(learner.dynamics, rollout)
-            generalises = does_generalise(novelty, fitted, self.settings)
+            generalises = does_generalise(novelty, episode_error(learner, measured, sound), self.settings)
+            if observed is not None and learner.estimation is not None:  # register and observer are not compared
+                generalises = generalises & (observed.active == learner.estimation.active)
         if experience.practice is not None:
             rollout = imagine_rollout(learner.policy, learner.dynamics, experience.practice)
         if rollout is None:
@@ -121,6 +123,22 @@ def does_generalise(new: Float[Array, ""], fitted: Float[Array, ""], settings: S
     Errors that are a small share of the changes are good enough, however much smaller they have become.
     """
     return (new <= settings.model.noise_share) | (new <= settings.refinement.max_overfit * fitted)
+
+
+@eqx.filter_jit
+def episode_error(
+    learner: LearnerState, rollout: Rollout, sound: Bool[Array, "trajectories steps"] | None
+) -> Float[Array, ""]:
+    """The one-step error of the model in use on an episode: of the register, or of the observer's innovations."""
+    estimation = learner.estimation
+    seen = see_rollout(None, rollout, sound)
+    if estimation is None:
+        return prediction_error(learner.dynamics, seen)
+    return jax.lax.cond(
+        estimation.active,
+        lambda: innovation_error(estimation.observer, rollout),
+        lambda: prediction_error(learner.dynamics, seen),
+    )
 
 
 @eqx.filter_jit

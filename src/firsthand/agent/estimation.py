@@ -31,6 +31,7 @@ from firsthand_onboard.observer import (
     num_blocks,
     observe,
     predict_state,
+    predicted_entries,
     start_motion,
 )
 
@@ -131,7 +132,8 @@ def learn_candidates(
     register_key, observer_key, noise_key = jax.random.split(key, 3)
     observer = with_dynamics(estimation.observer, rescale(observer_dynamics(estimation.observer), buffer, settings))
     register = rescale(estimation.register_model, buffer, settings)
-    considered = (estimation.missed >= settings.model.noise_share) | (chosen.use == 2)
+    enough = jnp.where(estimation.active, 0.5, 1.0) * settings.model.noise_share
+    considered = (estimation.missed >= enough) | (chosen.use == 2)
     advantage = compare(estimation, rollout, settings)
     limit = jnp.where(estimation.active, -1.0, 1.0) * jnp.log(chosen.advantage)
     active = considered & ((advantage < limit) | (chosen.use == 2))
@@ -149,7 +151,8 @@ def learn_candidates(
     observer, moments, loss = learn_observer(*before, buffer, continuations, steps[1], settings, key=observer_key)
     sound = all_finite((observer, moments))
     observer, moments = select_tree(sound, (observer, moments), before)
-    report = select_tree(active, ModelReport(loss, sound), report)
+    active = active & sound  # an observer that is not finite costs only itself
+    report = report._replace(loss=jnp.where(active, loss, report.loss))
     new = Estimation(register, observer, moments, active, advantage, missed, estimation.trials + considered)
     return new, optimizer, report
 
@@ -240,7 +243,9 @@ def estimate_rollout(observer: Observer, rollout: Rollout) -> Rollout:
     _, (before, after) = jax.lax.scan(step, first, (states, commands, following, begins))
     shape = rollout.commands.shape[:2]
     before, after = (a.reshape(*shape, -1) for a in (before, after))
-    return eqx.tree_at(lambda r: r.states, rollout, jnp.concat([before, after[:, -1:]], axis=1))
+    # The outcome of a valid step is the estimate after it, also where the next row begins anew.
+    later = jnp.where(rollout.valid[..., None], after, jnp.concat([before[:, 1:], after[:, -1:]], axis=1))
+    return eqx.tree_at(lambda r: r.states, rollout, jnp.concat([before[:, :1], later], axis=1))
 
 
 def _observe(observer: Observer, carry: ObserverState, command, measured) -> ObserverState:
@@ -259,6 +264,23 @@ def innovations(
         return target - expected_measurement(spec, parameters, predicted)
 
     return jax.vmap(one)(states, commands, measured)
+
+
+def innovation_error(observer: Observer, rollout: Rollout) -> Float[Array, ""]:
+    """Mean square of the clipped innovations of an episode, in units of the changes; NaN without a valid step.
+
+    What `model_learning.prediction_error` is to the register: how well the observer's model predicts measurements.
+    """
+    spec, parameters = observer.spec, observer.parameters
+    states = estimate_rollout(observer, rollout).states[:, :-1]
+    following = rollout.states[:, 1:, : spec.layout.num_measured]
+    found = jax.vmap(lambda *rows: innovations(observer, *rows))(states, rollout.commands, following)
+    limit = observer.settings.clip * parameters.scale
+    entries = jnp.asarray(predicted_entries(spec))
+    error = jnp.clip(found, -limit, limit)[..., entries] / parameters.change_scale
+    count = rollout.valid.sum() * entries.shape[0]
+    total = jnp.where(rollout.valid[..., None], error**2, 0.0).sum()
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
 
 
 def innovation_scale(

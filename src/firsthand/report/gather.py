@@ -144,6 +144,8 @@ def reproduction(run: Run, episodes: int) -> str:
     config = run.config
     words = ["firsthand", "train", config.robot, "--preset", config.preset]
     words += ["--episodes", str(max(episodes, config.episodes)), "--seed", str(config.seed)]
+    if config.sensors is not None:
+        words += ["--sensors", config.sensors]
     if config.payload_kg:
         words += ["--payload", str(config.payload_kg)]
     if config.preset in PRESETS:

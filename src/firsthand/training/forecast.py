@@ -37,19 +37,30 @@ class Forecast:
 
 
 def forecast(
-    policy: Controller | Policy, ran: Controller | Policy, dynamics: Dynamics, rollout: Rollout, unit: Unit = METRES
+    policy: Controller | Policy,
+    ran: Controller | Policy,
+    dynamics: Dynamics,
+    rollout: Rollout,
+    unit: Unit = METRES,
+    seen_before: Rollout | None = None,
 ) -> Forecast:
-    """Predict what a policy does differently from the one that ran, on the last episode as the new one sees it."""
+    """Predict what a policy does differently from the one that ran, on the last episode as the new one sees it.
+
+    `seen_before` is the episode as the policy that ran sees it, where that is something else: another observer.
+    """
     new, old = as_controller(policy).policy, as_controller(ran).policy
-    change, error, measured = (float(value) for value in _forecast(new, old, dynamics, rollout))
+    change, error, measured = (float(value) for value in _forecast(new, old, dynamics, rollout, seen_before or rollout))
     return Forecast(change, error, measured, unit)
 
 
 @eqx.filter_jit
-def _forecast(policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout) -> tuple[Any, Any, Any]:
+def _forecast(
+    policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout, before: Rollout
+) -> tuple[Any, Any, Any]:
     inputs = make_rollout_inputs(dynamics, rollout, None)
     states, count = rollout.states[:, :-1], inputs.valid.sum()
-    new, old = (jax.vmap(jax.vmap(each))(states, rollout.previews) for each in (policy, ran))
+    new = jax.vmap(jax.vmap(policy))(states, rollout.previews)
+    old = jax.vmap(jax.vmap(ran))(before.states[:, :-1], rollout.previews)
 
     def error(x):
         """NaN where nothing was measured: then nothing can be predicted either."""

@@ -89,10 +89,11 @@ class Guard(AbstractSupervisor):
     ) -> Decision:
         """The whole change of the policy if it may run, or a part of it, or the policy that ran last."""
         rollout, unit = as_seen(candidate.policy, record), unit_of(self.task.unit)
+        before = as_seen(ran, record)
         reason = ""
         for share in SHARES:
             policy = candidate.policy if share == 1.0 else interpolate(ran, candidate.policy, share)
-            predicted = forecast(policy, ran, candidate.dynamics, rollout, unit)
+            predicted = forecast(policy, ran, candidate.dynamics, rollout, unit, before)
             if share == 1.0:
                 reason = f"the new policy is refused ({predicted}); the old one runs again"
             if not self.settings.allow(predicted):

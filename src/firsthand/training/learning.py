@@ -89,7 +89,10 @@ def as_seen(controller: Controller, record: EpisodeRecord) -> Rollout:
     """The record as this policy would have seen it: through its observer, or as the plain register."""
     if controller.observer is None:
         return as_rollout(controller.spec, record)
-    return estimate_rollout(controller.observer, read_record(controller.spec, record)[0])
+    return _estimate(controller.observer, read_record(controller.spec, record)[0])
+
+
+_estimate = eqx.filter_jit(estimate_rollout)
 
 
 def read_record(spec: ControlSpec, record: EpisodeRecord) -> tuple[Rollout, Bool[Array, "trajectories steps"]]:

@@ -74,6 +74,7 @@ class Trainer:
         self.episode = 0
         """Episodes done."""
         self._chosen_by_operator = False
+        self._operators_policy: Controller | None = None
         robot.stop_wanted = lambda: self.stop.requested
 
     def train(self) -> None:
@@ -100,7 +101,7 @@ class Trainer:
         update_time_s = time.monotonic() - began
 
         self.episode += 1
-        self._chosen_by_operator = False
+        self._chosen_by_operator, self._operators_policy = False, None
         metrics = episode_metrics(self.episode, self.robot, record, self.state, update)
         metrics["update_time_s"] = update_time_s
         if self.robot.has_authority:
@@ -127,10 +128,10 @@ class Trainer:
             self.state = self.prior.warm_start(self.state, self.task, self.config.settings, seed=self.config.seed)
         self._apply_requests()
         self.control.wait_while_paused(self._apply_requests)
-        candidate = Candidate(self.state.controller, self.state.dynamics, self._chosen_by_operator)
+        candidate = Candidate(self._candidate(), self.state.dynamics, self._chosen_by_operator)
         decision = self.supervisor.decide(candidate, self._apply_requests)
         if self._chosen_by_operator:  # perhaps put in place while the supervisor waited: it needs no approval
-            decision = decision._replace(policy=self.state.controller, prediction_holds=True, reason="")
+            decision = decision._replace(policy=self._candidate(), prediction_holds=True, reason="")
         if decision.reason:
             self.callbacks.notify(decision.reason)
         if not decision.prediction_holds:
@@ -139,6 +140,10 @@ class Trainer:
             self.robot.authority = decision.authority
         self.callbacks.before_episode(self.episode + 1)
         return decision.policy
+
+    def _candidate(self) -> Controller:
+        """What runs next: the operator's choice with the observer that it ran with, or the learner's newest."""
+        return self._operators_policy or self.state.controller
 
     def _apply_requests(self) -> None:
         """What people have asked for. Only here does anything but learning change the learner's state."""
@@ -151,6 +156,7 @@ class Trainer:
                         self.episode, checkpoint
                     )  # first: what cannot be kept does not run
                     self.state, self._chosen_by_operator = outcome.learner, True
+                    self._operators_policy = outcome.policy
             except UserError as error:
                 request.refuse(str(error))
             else:

@@ -216,6 +216,8 @@ class Outcome(NamedTuple):
     """For the person."""
     learner: LearnerState | None = None
     """The learner to go on with; None where it stays as it is."""
+    policy: Controller | None = None
+    """What runs next, with the observer that it ran with; None for the learner's own."""
 
 
 class AbstractRequest(ABC):

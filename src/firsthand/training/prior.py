@@ -31,6 +31,8 @@ from .learning import draw_imagined_starts, measurement_at_rest
 from .origin import InitFrom, Parts, TakenLog, check_parts
 
 WEIGHTS = "init.safetensors"
+STRETCH = 100
+"""Consecutive rows of a log that stay together where only a part of it is kept."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Prior:
         return state.with_dynamics(state.dynamics, state.optimizer)
 
     def buffer(self, task: Task, capacity: int, max_rows: int) -> Buffer:
-        """A buffer for `capacity` transitions of the robot's own, with evenly spaced rows of the logs in it.
+        """A buffer for `capacity` transitions of the robot's own, with evenly spaced stretches of the logs in it.
 
         There are at most `max_rows` of them. The model draws its batches evenly from the buffer: all of a long log
         would drown what the robot does now.
@@ -101,7 +103,7 @@ class Prior:
         buffer = Buffer.empty(capacity + count, layout.size, layout.num_commands, layout.num_measured)
         if not count:
             return buffer
-        rows = np.linspace(0, self.rows - 1, count).round().astype(int)
+        rows = spread_stretches(self.rows, count)
         states, commands, following = (np.concatenate(column)[rows] for column in zip(*self.taken, strict=True))
         return append_rows(buffer, states, commands, following)
 
@@ -125,6 +127,15 @@ class Prior:
         if report is None or not bool(report.accepted) or trained or not settings.imagination.trajectories:
             return state
         return practice_on_model(state, buffer, task, settings, np.random.default_rng([seed, 0xDA7A]))
+
+
+def spread_stretches(rows: int, count: int) -> np.ndarray:
+    """`count` of `rows` rows, in evenly spaced stretches: roll-outs and observers learn from what is consecutive."""
+    if count >= rows:
+        return np.arange(rows)
+    number = -(-count // STRETCH)
+    firsts = np.linspace(0, max(rows - STRETCH, 0), number).astype(int)
+    return np.unique(firsts[:, None] + np.arange(min(STRETCH, rows)))[:count]
 
 
 def practice_on_model(

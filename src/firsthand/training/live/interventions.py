@@ -97,7 +97,8 @@ class Interventions:
 
     def _return_to(self, earlier: int, learner: LearnerState, episode: int) -> Outcome:
         policy = self.recorder.load_policy(earlier, self.robot.task.spec)
-        return Outcome(f"episode {episode + 1} runs the policy of episode {earlier}", with_policy(learner, policy))
+        answer = f"episode {episode + 1} runs the policy of episode {earlier}"
+        return Outcome(answer, with_policy(learner, policy), policy)
 
     def _restore(self, episode: int, learner: LearnerState) -> Outcome:
         path = self.run / KEPT_FOLDER / f"{episode:06d}.safetensors"
@@ -109,7 +110,9 @@ class Interventions:
             raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from None
         except DamagedFile as error:
             raise UserError(f"{path} is damaged: {error}.") from None
-        return Outcome(f"model and policy are those after episode {episode}", with_policy(restored, restored.policy))
+        return Outcome(
+            f"model and policy are those after episode {episode}", with_policy(restored, restored.controller)
+        )
 
 
 def _kilograms(tag: str) -> float | None:

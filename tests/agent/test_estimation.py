@@ -92,7 +92,7 @@ SETTINGS = Settings().with_changes(
 
 def learn(spec, buffer: Buffer, settings: Settings = SETTINGS) -> Observer:
     observer = initial_observer(Dynamics.random(spec, settings.model.hidden, key=jax.random.key(0)), settings)
-    moments = adam(settings).init(split_observer(observer)[0])
+    moments = adam(settings).init(split_observer(observer)[0])  # pyright: ignore[reportArgumentType] (a pytree)
     steps = jnp.asarray(settings.model.steps)
     jitted = jax.jit(learn_observer, static_argnames="settings")
     observer, _, loss = jitted(

@@ -326,7 +326,7 @@ def test_a_judged_step_that_moves_commands_too_far_is_refused(float64, toy):
 def test_a_step_much_longer_than_usual_is_shortened(float64, toy):
     policy, model, cost, rollout = toy
     whole, _ = improve_policy(policy, model, cost, rollout, None, WIDE, JUDGED)
-    length = np.linalg.norm(leaves(whole) - leaves(policy))
+    length = float(np.linalg.norm(leaves(whole) - leaves(policy)))
     limited = JUDGED.with_changes({"policy_step.length_factor": 3.0})
     for usual, share in ((length / 12, 0.25), (length / 2, 1.0), (np.nan, 1.0)):
         new, report = improve_policy(policy, model, cost, rollout, None, WIDE, limited, usual)

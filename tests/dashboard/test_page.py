@@ -73,7 +73,7 @@ def test_advice_is_shown_as_text_and_urgent_advice_stands_out(client, tmp_path):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines[:count]))
         follower.metrics.read()
         panel.refresh(follower)
-        shown = list(panel.advice)
+        shown: list[Any] = list(panel.advice)
         assert [text in label.text for text, label in zip(texts, shown, strict=True)] == [True] * len(texts)
     assert ["advice-urgent" in label.classes for label in shown] == [True, False]
 

@@ -69,6 +69,9 @@ def test_refinement_is_the_trainers(task):
         "imagination.trajectories": 2,
         "refinement.steps": 1,
         "refinement.batch": 2,
+        "refinement.max_cost": 1e6,
+        "refinement.max_overfit": 1e6,
+        "observer.use": 0,
     }
     fast["trust_region.radius"] = 0.5
     settings = preset("fast").with_changes(

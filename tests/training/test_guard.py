@@ -201,7 +201,7 @@ def ran(trainer: Trainer, episode: int) -> bytes:
     return weights(trainer.recorder.load_policy(episode, trainer.task.spec))
 
 
-def weights(policy: Policy) -> bytes:
+def weights(policy: Policy | Controller) -> bytes:
     """The same of a policy in memory."""
     arrays = policy.arrays()
     return b"".join(arrays[name].tobytes() for name in sorted(arrays))

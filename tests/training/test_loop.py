@@ -121,7 +121,7 @@ def test_looking_at_its_health_changes_nothing_of_a_run(
 ) -> None:
     looked_at = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings))
     found = [looked_at.run_episode() for _ in range(3)]
-    unknown = Health(*[jnp.asarray(jnp.nan)] * 6, jnp.zeros(0))
+    unknown = Health(*[jnp.asarray(jnp.nan)] * 6, jnp.zeros(0))  # pyright: ignore[reportCallIssue]
     monkeypatch.setattr(learning, "diagnose", lambda *_: unknown._replace(innovation_size=jnp.full(1, jnp.nan)))
     plain = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings))
     for summary in found:

@@ -43,6 +43,8 @@ def _head(report: RunReport, title: str) -> str:
         f"{duration(robot_time)} of robot time" if math.isfinite(robot_time) else "robot time not known",
         f"started {_date(report.run.folder.provenance.get('started_utc'))}",
     ]
+    if config.sensors is not None:
+        facts.insert(0, f"sensors {config.sensors}")
     if config.payload_kg:
         facts.insert(0, f"payload {config.payload_kg:g} kg")
     count = history.num_recent
@@ -94,10 +96,13 @@ def _learning(report: RunReport, images: Mapping[str, bytes]) -> str:
             f" The oracle, the same policy class trained with the simulated robot's true gradients, reaches "
             f"{unit.with_unit(report.oracle['random_error'])}."
         )
+    loss = "one-step loss, where 1 is a model that predicts no change"
+    if report.run.config.settings.model.horizon > 1:
+        loss = "loss over roll-outs, in units of its usual one-step errors; it is not comparable with the one-step "
+        loss += "error on each new episode beside it"
     caption = (
-        "Mean distance from the reference, mean squared distance (the controller loss), and the model's one-step "
-        "loss, where 1 is a model that predicts no change. Triangles at the lower edge are zeros, crosses at the "
-        "upper edge values that are not finite."
+        "Mean distance from the reference, mean squared distance (the controller loss), and the model's "
+        f"{loss}. Triangles at the lower edge are zeros, crosses at the upper edge values that are not finite."
     )
     picture = image(images, "learning", f"Learning curves. {text}", caption)
     return f"<h2>Learning</h2>\n<p>{escape(text)}</p>\n{picture}"

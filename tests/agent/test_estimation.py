@@ -1,5 +1,7 @@
 """The learned observer: against the Kalman filter, against the onboard one, and when it is used."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from firsthand.agent.estimation import (
     forecast_errors,
     gain_mask,
     initial_observer,
+    innovation_error,
     learn_candidates,
     learn_observer,
     observer_dynamics,
@@ -207,6 +210,27 @@ def test_an_estimate_goes_on_from_one_trajectory_to_the_next(spec, learned):
     parts = np.asarray(estimate_rollout(learned, as_rollout(spec, run, trajectories=3)).states)
     for i in range(3):
         np.testing.assert_allclose(parts[i], whole[20 * i : 20 * i + 21], atol=1e-6)
+
+
+def test_the_outcome_of_the_last_step_before_a_gap_is_the_estimate(spec, learned):
+    rollout = as_rollout(spec, simulate(20, seed=14))
+    valid = jnp.ones((1, 20), bool).at[0, 10].set(False)
+    cut = Rollout.from_arrays(rollout.states, rollout.commands, valid=valid)
+    whole, found = (np.asarray(estimate_rollout(learned, each).states)[0] for each in (rollout, cut))
+    np.testing.assert_allclose(found[:11], whole[:11], atol=1e-6)  # x̂_10 is the outcome of step 9
+    assert np.abs(found[12] - whole[12]).max() > 1e-4  # behind the gap the estimate began anew
+
+
+def test_the_error_of_an_observers_model_is_that_of_its_predictions(spec, learned):
+    """A small gain hides errors of the estimate's own changes, not those of predicted measurements."""
+    rollout = as_rollout(spec, simulate(400, seed=15))
+    deaf = dataclasses.replace(learned, parameters=learned.parameters._replace(gain=0 * learned.parameters.gain))
+    exact = float(innovation_error(learned, rollout))
+    assert float(innovation_error(deaf, rollout)) > exact > 0
+    innovation = (VELOCITY**2 + PROCESS**2) / float(learned.parameters.change_scale[0]) ** 2
+    assert 0.5 * innovation < exact < 2 * innovation  # about the noise of the velocity
+    blind = Rollout.from_arrays(rollout.states, rollout.commands, valid=jnp.zeros_like(rollout.valid))
+    assert np.isnan(float(innovation_error(learned, blind)))
 
 
 def candidates(spec, noise: float, episodes: int = 4) -> Estimation:

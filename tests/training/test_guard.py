@@ -156,6 +156,15 @@ def test_a_policy_with_another_bias_changes_commands_by_as_much():
     np.testing.assert_allclose(np.asarray(half.layers[-1][1]), (np.asarray(bias) + 10.0) / 2)
 
 
+def test_the_same_weights_behind_another_observer_change_commands():
+    state, rollout = a_rollout()
+    same = forecast(state.policy, state.policy, state.dynamics, rollout, seen_before=rollout)
+    before = dataclasses.replace(rollout, states=rollout.states + 0.1)
+    other = forecast(state.policy, state.policy, state.dynamics, rollout, seen_before=before)
+    assert same.policy_change == 0
+    assert other.policy_change > 1e-3
+
+
 def test_what_is_too_much_or_not_a_number_may_not_run():
     assert SETTINGS.allow(Forecast(0.4, 0.1, 0.1))
     assert not SETTINGS.allow(Forecast(0.6, 0.1, 0.1))

@@ -81,7 +81,7 @@ class Train:
             from ..training import tensorboard
 
             tensorboard.check_installed()
-        # Also when resuming: a misspelt robot is said before a missing folder.
+        # Also when resuming: a misspelt robot is reported before a missing folder.
         found = find_robot(self.robot, approve=True, sensors=self.sensors)
         config = TrainingConfig.of(
             found.name,

@@ -140,7 +140,7 @@ class Driver:
         try:
             self.reset(seed)
         except BaseException:
-            with contextlib.suppress(RobotFailed):  # why it cannot be used is said already
+            with contextlib.suppress(RobotFailed):  # why it cannot be used is reported already
                 self.close()
             raise
 
@@ -334,7 +334,7 @@ class GymnasiumRobot(AbstractRobot):
             self._rest()
         finally:
             self._driver = None
-            with contextlib.suppress(*((RobotFailed,) if self._failure else ())):  # why it failed is said already
+            with contextlib.suppress(*((RobotFailed,) if self._failure else ())):  # why it failed is reported already
                 driver.close()
 
     def _rest(self) -> None:

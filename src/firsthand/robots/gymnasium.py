@@ -246,7 +246,7 @@ def _derive(source: GymnasiumTask) -> Task:
     own = source.evaluation
     evaluation = default_paths if own is None else CheckedReferences(own, spec, box, home)
     speed = _rounded(default_paths.speed()) if source.evaluation_speed is None else float(source.evaluation_speed)
-    evaluation(speed)  # a path outside the limits is said now, not after training
+    evaluation(speed)  # a path outside the limits is reported now, not after training
     length_scale = _rounded(0.6 * spread) if source.length_scale is None else float(source.length_scale)
     return Task(
         spec=spec,
@@ -263,7 +263,7 @@ def _derive(source: GymnasiumTask) -> Task:
 
 
 def _check_plain_numbers(source: GymnasiumTask) -> None:
-    """Kinds of numbers, said with the field's name; where they must lie is said by those who use them."""
+    """Check kinds of numbers, by field; those who use them check where they must lie."""
     for field in ("steps", "trajectories", "command_memory", "measurement_memory"):
         value = getattr(source, field)
         if isinstance(value, bool) or not isinstance(value, int | np.integer):

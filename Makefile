@@ -25,7 +25,7 @@ help:
 	@echo "make soak    kills, cuts and floods against the onboard program, many times (slow)"
 
 train: $(READY)
-	$(BIN)/firsthand train excavator --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume,--episodes $(EPISODES))
+	$(BIN)/firsthand train excavator --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume $(if $(filter command,$(firstword $(origin EPISODES))),--episodes $(EPISODES)),--episodes $(EPISODES))
 
 dashboard: $(PAGE_READY)
 	$(BIN)/firsthand dashboard $(RUN)

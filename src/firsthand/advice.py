@@ -35,6 +35,8 @@ UNUSUAL = 3.0
 """Innovations of a channel over their usual size."""
 NO_PROGRESS = 0.95
 """Median error of the newest `PROGRESS` episodes over that of those before."""
+CHATTERS = 0.2
+"""Share of steps at which commands reverse a large change."""
 LOST = 0.9
 """Share of steps whose measurements can be believed."""
 
@@ -61,6 +63,7 @@ def advise(lines: Sequence[Mapping[str, Any]]) -> list[Advice]:
         _coloured,
         _late_velocities,
         _noise,
+        _chatter,
         _progress,
     )
     found = [advice for rule in rules if (advice := rule(lines)) is not None]
@@ -207,6 +210,17 @@ def _noise(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
     state = f"the observer is in use ({compared})" if observer else f"the observer does not pay here ({compared})"
     text = f"Sensors are noisy ({100 * share:.0f} % of a step's change cannot be predicted): {state}."
     return Advice("noise", text, False)
+
+
+def _chatter(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
+    share = _lately(lines, "chatter")
+    if not share > CHATTERS:
+        return None
+    text = (
+        f"Commands chatter: {100 * share:.0f} % of them reverse a change of more than a tenth of their range. Valves "
+        "and gears wear; raise the cost of changes (change_weight of the task)."
+    )
+    return Advice("chatter", text, True)
 
 
 def _progress(lines: Sequence[Mapping[str, Any]]) -> Advice | None:

@@ -63,9 +63,23 @@ def test_metrics_worked_by_hand(task: Task, record: EpisodeRecord) -> None:
     assert metrics.measured_mean_speed == pytest.approx((1 + 2 + 3 + 0 + 79.6) / 5, rel=1e-6)
     # |Δu|: 0.5, 0, 1, then 0, 1.
     assert metrics.command_change == pytest.approx(2.5 / 5)
+    # Where two changes follow each other, one of them is zero.
+    assert metrics.chatter == 0
     # 9.96 is within 0.5 % of the range of 20 from the upper limit.
     assert metrics.limit_hits == 1
     assert metrics.valid_share == 7 / 8
+
+
+def test_chatter_is_the_share_of_reversed_large_changes(task: Task, record: EpisodeRecord) -> None:
+    def chatter(*commands: float) -> float:
+        both = np.asarray([commands, commands], np.float32)[..., None]
+        return tracking_metrics(task.spec, (dataclasses.replace(record, commands=both),)).chatter
+
+    # Reversals of two steps in the first trajectory and of one in the second, which was cut short.
+    assert chatter(-1.0, 1.0, -1.0, 1.0) == 1
+    assert chatter(-1.0, 1.0, -1.0, -1.0) == pytest.approx(2 / 3)
+    assert chatter(0.0, 0.15, 0.0, 0.15) == 0  # less than a tenth of the range, which is 2
+    assert chatter(-1.0, 0.0, 1.0, 1.0) == 0  # large changes, the same way
 
 
 def test_several_records_count_step_by_step(task: Task, record: EpisodeRecord) -> None:

@@ -87,3 +87,4 @@ def test_what_has_happened_to_a_file_since_is_said(pendulum: Path, tmp_path: Pat
 def test_a_robot_file_gives_a_plain_folder_name() -> None:
     assert default_folder("/home/me/arms/my_robot.py:left", "fast", 2) == Path("runs/my_robot-left-fast-seed2")
     assert default_folder("excavator", "fast", 0) == Path("runs/excavator-fast-seed0")
+    assert default_folder("excavator", "fast", 0, "real") == Path("runs/excavator-real-fast-seed0")

@@ -34,7 +34,7 @@ class Train:
     seed: _Whole = None
     """Seed of everything random; by default 0."""
     out: _Folder = None
-    """Folder of the run; by default runs/ROBOT-PRESET-seedN."""
+    """Folder of the run; by default runs/ROBOT-PRESET-seedN, or runs/ROBOT-SENSORS-PRESET-seedN with --sensors."""
     resume: _Switch = False
     """Continue the run in --out where it stopped; what is not given is taken from the run."""
     payload: _Number = None
@@ -92,7 +92,7 @@ class Train:
             sensors=self.sensors,
             changes=given_settings(self.settings),
         )
-        path = self.out or default_folder(config.robot, config.preset, config.seed)
+        path = self.out or default_folder(config.robot, config.preset, config.seed, self.sensors)
         if self.init is not None and self.init_from is None:
             raise UserError(f"init is {self.init!r}, but there is no --init-from to take it from.")
         if self.resume:
@@ -211,8 +211,9 @@ class Train:
         return (EventFiles(recorder.run.path / "tensorboard", recorder.metrics),)
 
 
-def default_folder(robot: str, preset: str, seed: int) -> Path:
-    """Where a run goes unless told otherwise."""
+def default_folder(robot: str, preset: str, seed: int, sensors: str | None = None) -> Path:
+    """Where a run goes unless told otherwise. Runs with other sensors than the robot's usual ones do not collide."""
     from ..robots.user_file import short_name
 
-    return Path("runs") / f"{short_name(robot)}-{preset}-seed{seed}"
+    name = short_name(robot) if sensors is None else f"{short_name(robot)}-{sensors}"
+    return Path("runs") / f"{name}-{preset}-seed{seed}"

@@ -12,6 +12,8 @@ from ..robots.base import EpisodeRecord
 
 LIMIT_TOLERANCE = 0.005
 """A joint within this share of its range from a limit counts as being at the limit."""
+CHATTER_SHARE = 0.1
+"""A command chatters where two changes of more than this share of its range follow each other, one each way."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class TrackingMetrics:
     """Mean speed of the tracked output itself."""
     command_change: float
     """Mean |Δu| per step and channel."""
+    chatter: float
+    """Share of steps and channels at which a command reverses a large change, of more than `CHATTER_SHARE`."""
     limit_hits: int
     """Steps at which a joint was at a limit."""
     valid_share: float
@@ -74,8 +78,8 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
     errors = np.concatenate([tracking_errors(spec, record) for record in records])
     if errors.size == 0:
         nothing = float("nan")
-        return TrackingMetrics(*(nothing,) * 9, limit_hits=0, valid_share=0.0)
-    reference_speed, measured_speed, change = [], [], []
+        return TrackingMetrics(*(nothing,) * 10, limit_hits=0, valid_share=0.0)
+    reference_speed, measured_speed, change, reverses = [], [], [], []
     hits = 0
     low, high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
     margin = LIMIT_TOLERANCE * (high - low)
@@ -90,6 +94,7 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
         ):
             speeds.append(np.linalg.norm(np.diff(points, axis=1), axis=-1)[both] / spec.period_s)
         change.append(np.abs(np.diff(record.commands, axis=1))[both].reshape(-1))
+        reverses.append(_reversals(spec, record.commands)[both[:, 1:] & both[:, :-1]].reshape(-1))
         position = known[..., list(spec.layout.position)]
         at_limit = ((position <= low + margin) | (position >= high - margin)).any(axis=-1)
         hits += int(np.sum(at_limit & valid))
@@ -107,9 +112,18 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
         rho_s=float(np.max(errors) / fastest) if fastest > 0 else float("nan"),
         measured_mean_speed=_mean(np.concatenate(measured_speed)),
         command_change=_mean(np.concatenate(change)),
+        chatter=_mean(np.concatenate(reverses)),
         limit_hits=hits,
         valid_share=errors.size / sum(record.valid.size for record in records),
     )
+
+
+def _reversals(spec: ControlSpec, commands: np.ndarray) -> Bool[np.ndarray, "trajectories steps_less_two commands"]:
+    """Where a command changes by a large share of its range, and did so in the other direction a step before."""
+    change = np.diff(commands.astype(np.float64), axis=1)
+    large = CHATTER_SHARE * (np.asarray(spec.limits.command_high) - np.asarray(spec.limits.command_low))
+    smaller = np.minimum(np.abs(change[:, 1:]), np.abs(change[:, :-1]))
+    return (change[:, 1:] * change[:, :-1] < 0) & (smaller > large)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -229,7 +229,8 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
     step = history.column("step_norm")
     largest = float(np.nanmax(step)) if np.isfinite(step).any() else float("nan")
     refused = history.last("refused_updates")
-    update, total = finite_mean(history.column("update_time_s")), robot.trajectories * robot.steps
+    seconds, total = history.column("update_time_s"), robot.trajectories * robot.steps
+    update = finite_mean(seconds[1:] if len(seconds) > 1 else seconds)  # the first one compiles
     rows = (
         ("refused updates", f"{number(refused, 0)} in {len(history)} episodes"),
         (
@@ -250,7 +251,7 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
     cells = "\n".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     caption = (
         "An update is refused when the model or the gradient is not finite or a bound is broken; then the old policy "
-        "stays. The first episode’s computing time includes compilation."
+        "stays. The first episode’s computing time includes compilation; the mean above leaves it out."
     )
     alternative = "Errors on new data, growth, gradient and step norms, refused updates, limits, time."
     picture = image(images, "health", alternative, caption, scroll=True)

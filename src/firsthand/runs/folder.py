@@ -430,4 +430,5 @@ def _fields(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _show(value: Any) -> str:
-    return "(not there)" if value is _ABSENT else json.dumps(value)
+    """A value of a configuration for people: what is null there was not given."""
+    return "(not given)" if value is _ABSENT or value is None else json.dumps(value)

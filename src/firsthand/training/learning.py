@@ -295,6 +295,7 @@ def episode_metrics(
         "update_accepted": bool(policy.step.accepted),
         "refused_updates": int(state.refused),
         "command_change": tracking.command_change,
+        "chatter": tracking.chatter,
         "limit_hits": tracking.limit_hits,
         "valid_share": float(sound.valid.mean()),
         **health_metrics(robot.task.spec, update.health),

@@ -15,6 +15,7 @@ import pytest
 
 import firsthand_onboard
 from firsthand_onboard import timing
+from firsthand_onboard.faults import CRASHED, FaultLatch
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import Homing, HomingController
 from firsthand_onboard.link import MAX_BYTES_AT_ONCE, MAX_MESSAGES_AT_ONCE, ROBOT_QUEUE, ClientEnd, RobotEnd
@@ -175,16 +176,16 @@ def test_a_policy_that_comes_while_the_machine_moves_changes_nothing_that_runs(p
 
 
 def test_a_disk_that_is_full_ends_neither_the_program_nor_the_fault(tmp_path):
-    (tmp_path / "fault.json.new").symlink_to("/dev/full")
     program = Program(f"tcp/127.0.0.1:{free_port()}", tmp_path / "fault.json")
     try:
         client, policy = armed(program)
         start(client, "moves", policy)
         wait_for(lambda: program.machine.written, "motion")
+        (tmp_path / "fault.json.new").symlink_to("/dev/full")
         operator = connect(program.address, "operator", operator=True)
         stop(operator)
         wait_for(lambda: operator.ask("status").body["state"] == "fault", "the latch")
-        assert not (tmp_path / "fault.json").exists()
+        assert FaultLatch(tmp_path / "fault.json").fault == CRASHED  # what was written before it moved
         assert start(client, "again", policy).kind == "refused"
         program.still()
         assert acknowledge(program.address) == "idle"
@@ -192,6 +193,24 @@ def test_a_disk_that_is_full_ends_neither_the_program_nor_the_fault(tmp_path):
         operator.close()
     finally:
         program.end()
+
+
+def test_a_machine_with_a_latch_does_not_move_where_that_cannot_be_written(tmp_path):
+    (tmp_path / "fault.json.new").symlink_to("/dev/full")
+    program = Program(f"tcp/127.0.0.1:{free_port()}", tmp_path / "fault.json")
+    try:
+        client, policy = armed(program)
+        start(client, "moves", policy)
+        job = wait_for(lambda: (j := client.ask("status").body["job"]) and j["ended"] and j, "the end")
+        assert "fault.json cannot be written, and the machine does not move without it" in job["ended"]
+        program.still()
+        (tmp_path / "fault.json.new").unlink()
+        assert start(client, "again", policy, GOALS[:1]).kind == "reply"
+        wait_for(lambda: program.machine.written, "motion")
+        client.close()
+    finally:
+        program.end()
+    assert not FaultLatch(tmp_path / "fault.json").is_set  # it ended cleanly
 
 
 def test_the_first_command_of_a_job_comes_from_a_reading_after_the_pause_before_it(monkeypatch):

@@ -17,6 +17,7 @@ from firsthand.errors import UserError
 from firsthand.robots.registry import make_task
 from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand_onboard.cli import _check_writable, main
+from firsthand_onboard.faults import CRASHED
 from firsthand_onboard.link import ClientEnd
 from firsthand_onboard.network import LinkError, check_address
 from firsthand_onboard.spec import SpecError
@@ -254,6 +255,60 @@ def test_a_fault_latches_over_a_restart_until_it_is_acknowledged(tmp_path):
         assert not latch.exists()
         assert client.ask("arm").kind == "reply"
         client.close()
+
+
+def test_after_a_kill_in_motion_nobody_arms_before_the_operator_has_looked(tmp_path):
+    with rig(tmp_path, "--latch", str(tmp_path / "fault.json"), "--speed", "4", **FAST) as made:
+        client = made.client()
+        begin(client, SPEC, "killed", GOALS)
+        wait_for(made.moving, "motion")
+        made.onboard.signal(signal.SIGKILL)
+        client.close()
+        made.onboard.end()
+        made.start()
+        client = made.client()
+        assert client.ask("status").body["fault"] == CRASHED
+        assert client.ask("arm").kind == "refused"
+        silent(made)
+        assert made.acknowledge() == "idle"
+        begin(client, SPEC, "ends", GOALS[:1])
+        assert finished(client)["job"]["ended"] == "done"
+        client.close()
+        made.onboard.signal(signal.SIGKILL)  # it stands: nothing to acknowledge
+        made.onboard.end()
+        made.start()
+        client = made.client()
+        assert client.ask("arm").kind == "reply"
+        client.close()
+
+
+REAL = """
+from firsthand_onboard.toy import toy_spec
+
+
+class Machine:
+    spec = toy_spec()
+    {says}
+
+    def read(self):
+        return [0.0] * 4
+
+    neutral = write = lambda *_: None
+"""
+
+
+@pytest.mark.parametrize(
+    ("says", "speed"), [("", "10"), ("", "0.5"), ("simulated = 'no'", "1.01"), ("reset = lambda *_: None", "10")]
+)
+def test_only_a_simulation_runs_at_another_speed(says, speed, tmp_path, capsys):
+    file = tmp_path / f"real_machine_{tmp_path.name.replace('-', '_')}.py"
+    file.write_text(REAL.format(says=says))
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--priority", "0", "--machine", f"{file}:Machine", "--speed", speed])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"speed is {speed}, but the machine" in said
+    assert "a real machine runs in real time" in said
 
 
 SCENES = {

@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--speed", type=float, default=1.0, help="faster than real time, for simulations")
     serve.add_argument("--watchdog", type=float, help="seconds without a command until neutral (default: 2 periods)")
     serve.add_argument("--priority", type=int, default=50, help="SCHED_FIFO priority, 0 is off (default 50)")
-    serve.add_argument("--latch", type=Path, help="file that keeps a fault over restarts")
+    serve.add_argument("--latch", type=Path, help="file that keeps a fault, or a crash in motion, over restarts")
 
     simulate = commands.add_parser("simulate", help="a simulated machine in a process of its own")
     simulate.add_argument("--plant", default="firsthand_onboard.toy:Toy", help="module:Class of the physics")
@@ -158,6 +158,11 @@ def _serve(given: argparse.Namespace) -> int:
     period_s = None if given.spec is None else _spec(given, None).period_s / min(given.speed, 1.0)
     machine = WatchedMachine(given.machine, dict(given.machine_option), timeout_s=given.watchdog, period_s=period_s)
     try:
+        if given.speed != 1 and not machine.simulated:
+            raise SpecError(
+                f"speed is {given.speed:g}, but the machine {given.machine!r} does not say that it is a simulation "
+                "(simulated = True): a real machine runs in real time, leave out --speed"
+            )
         spec = _spec(given, machine)
         if given.wide_limits:
             limits = GateLimits.wide(spec, machine.neutral_command)

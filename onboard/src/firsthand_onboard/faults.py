@@ -1,16 +1,26 @@
-"""The fault that keeps a machine in neutral until its operator acknowledges it, also over a restart."""
+"""The fault that keeps a machine in neutral until its operator acknowledges it, also over a restart.
+
+Where there is a file for it, that file also tells that the machine moves, from before its first command until it stands
+again: a program that was killed in between finds it at its next start, and that is a fault.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import stat
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger("firsthand-onboard")
 
 MAX_FAULT = 600
 """Characters of a fault's text: it must fit into every answer."""
+MAX_FILE = 1 << 16
+"""Bytes of a latch file; ours are far shorter."""
+MAX_NUMBER = 1 << 53
+CRASHED = "the program ended while the machine moved"
 
 
 def temporary_name(path: Path) -> Path:
@@ -39,13 +49,7 @@ class FaultLatch:
         if self.path is None:
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = temporary_name(self.path)
-            with temporary.open("w") as file:
-                file.write(json.dumps({"fault": self.fault, "number": self.number}))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+            self._write(self.path, {"fault": self.fault, "number": self.number})
         except OSError as error:
             log.error(
                 "%s cannot be written (%s): the fault is latched, but would not survive a restart", self.path, error
@@ -57,12 +61,63 @@ class FaultLatch:
             self.path.unlink(missing_ok=True)
         self.is_set, self.fault = False, ""
 
+    def begin_motion(self) -> None:
+        """Keep on disk that the machine moves; `OSError` where that cannot be written, and then it must not move."""
+        if self.path is not None and not self.is_set:
+            self._write(self.path, {"moving": True, "number": self.number})
+
+    def end_motion(self) -> None:
+        """The machine stands again. A fault that came meanwhile stays."""
+        if self.path is None or self.is_set:
+            return
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            log.error("%s cannot be removed (%s): after a restart it counts as a fault", self.path, error)
+
+    @staticmethod
+    def _write(path: Path, content: dict[str, Any]) -> None:
+        """All or nothing, and on the disk when this returns."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(path)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(handle, "w") as file:
+            file.write(json.dumps(content))
+            file.flush()
+            os.fsync(handle)
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
     def _recall(self, path: Path) -> None:
         """A file that cannot be read counts as a fault too: something was written there."""
         try:
-            stored = json.loads(path.read_text())
-            self.fault, self.number = str(stored["fault"])[:MAX_FAULT], int(stored["number"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            self.fault = f"the latch file {path} is damaged ({type(error).__name__})"
+            stored = json.loads(_read_file(path))
+            number, moving = stored["number"], stored.get("moving") is True
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_NUMBER:
+                raise ValueError("its number is not a whole number")
+            fault = CRASHED if moving else stored["fault"]
+            if not isinstance(fault, str):
+                raise ValueError("its fault is not text")
+            self.fault, self.number = fault[:MAX_FAULT], number + moving
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self.fault = f"the latch file {path} is damaged ({type(error).__name__})"[:MAX_FAULT]
         self.is_set = True
         log.error("fault from before the restart: %s; it still waits for the operator", self.fault)
+
+
+def _read_file(path: Path) -> bytes:
+    """The content of an ordinary file of a sensible size; a pipe would be waited for, a device never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("it is not an ordinary file")
+        content = os.read(handle, MAX_FILE + 1)
+    finally:
+        os.close(handle)
+    if len(content) > MAX_FILE:
+        raise ValueError("it is too long")
+    return content

@@ -111,10 +111,14 @@ def check_row(reading: Any) -> np.ndarray:
     return row
 
 
+def is_simulated(machine: Any) -> bool:
+    """Whether it is a simulation, by its own word."""
+    return getattr(machine, "simulated", False) is True or getattr(machine, "lock_step", False) is True
+
+
 def can_reset(machine: Any) -> bool:
-    """Whether it is a simulation, by its own word, that can be put somewhere."""
-    simulated = getattr(machine, "simulated", False) is True or getattr(machine, "lock_step", False) is True
-    return simulated and callable(getattr(machine, "reset", None))
+    """Whether it is a simulation that can be put somewhere."""
+    return is_simulated(machine) and callable(getattr(machine, "reset", None))
 
 
 def check_machine(machine: Any, name: str) -> None:

@@ -57,7 +57,7 @@ class RuntimeSettings:
     rearm: str = "trainer"
     """Who may arm again after a lost lease: the `trainer`, or the `operator` (it latches like a fault)."""
     latch: Path | None = None
-    """Where a fault is kept, so that it also survives a restart."""
+    """Where a fault is kept, and that the machine moves, so that a fault or a crash in motion survives a restart."""
 
     def __post_init__(self) -> None:
         if not 0.05 <= self.lease_s <= 60:
@@ -146,6 +146,12 @@ class Runtime:
             self._latch(str(error))
 
     def _execute(self, job: Job) -> None:
+        try:
+            self.latch.begin_motion()
+        except OSError as error:
+            self._drop_job(f"{self.latch.path} cannot be written, and the machine does not move without it: {error}")
+            log.error("job %s: %s", job.name, job.ended)
+            return
         self.state, self._stopped_by_operator = MOVING, False
         self._runner.start()
         lost_before = self.lease.lost
@@ -167,6 +173,7 @@ class Runtime:
                 self._latch(OPERATOR_STOP)
             elif self.lease.lost > lost_before and self.settings.rearm == "operator":
                 self._latch(LEASE_LOST)
+        self.latch.end_motion()
         log.info("job %s: %s", job.name, job.ended)
         while self._unsent:
             self._requests.send_trajectory(*self._unsent.popleft())

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .homing import Homing
-from .machine import MachineError, can_reset, check_machine, check_row, load_machine
+from .machine import MachineError, can_reset, check_machine, check_row, is_simulated, load_machine
 from .spec import SpecError
 
 READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
@@ -159,6 +159,7 @@ class Watchdog:
             "homing": declared_homing(self.machine),
             "lock_step": bool(getattr(self.machine, "lock_step", False)),
             "can_reset": can_reset(self.machine),
+            "simulated": is_simulated(self.machine),
             "timeout_s": self.timeout_s,
         }
         content = json.dumps(described).encode()

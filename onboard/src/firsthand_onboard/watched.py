@@ -88,7 +88,7 @@ class WatchedMachine:
         self.homing = described["homing"]
         """JSON, or None."""
         self.lock_step = described["lock_step"]
-        self.can_reset = described["can_reset"]
+        self.can_reset, self.simulated = described["can_reset"], described["simulated"]
         self.timeout_s = described["timeout_s"]
         self.patience_s = STARTUP_S if self.lock_step else self.timeout_s
         """A watchdog that answers later than this hangs."""

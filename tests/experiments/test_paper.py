@@ -11,8 +11,9 @@ import pytest
 
 from firsthand.plants.excavator import PAYLOADS
 from firsthand_lab.experiments import Finding, Job, Size, Verdict, files, learning, worker
-from firsthand_lab.experiments.curves import Curves, power_law
-from firsthand_lab.experiments.payload import responses, schedule
+from firsthand_lab.experiments.ablations import cycle_share
+from firsthand_lab.experiments.curves import Curves, power_law, slope_between
+from firsthand_lab.experiments.payload import Response, is_heavier, responses, schedule
 from firsthand_lab.experiments.registry import EXPERIMENTS, find
 from firsthand_lab.experiments.sensitivity import effect
 from firsthand_lab.experiments.study import Study
@@ -26,6 +27,7 @@ OURS = (
     "freeze-model",
     "sparse-model-updates",
     "sensitivity",
+    "deviations",
 )
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -128,6 +130,18 @@ def test_no_power_law_is_found_where_there_is_none() -> None:
     assert not np.isfinite(power_law(rising).exponent)
 
 
+@pytest.mark.parametrize(("burn_in", "plateau", "exponent"), [(10, 200, 4.0), (2, 14, 4.0)])
+def test_the_law_is_judged_where_the_paper_has_it(burn_in: int, plateau: int, exponent: float) -> None:
+    """A law that ends at episode 14 is not the paper's, however steep it is before."""
+    there = slope_between(power_law_with(burn_in, plateau, exponent, 0.3), 10, 200)
+    assert there.low <= there.exponent <= there.high
+    if plateau == 200:
+        assert there.exponent == pytest.approx(exponent, rel=0.05)
+    else:
+        assert there.high < 1.0
+    assert not np.isfinite(slope_between(power_law_with(2, 14, 4.0, 0.3), 500, 600).exponent)
+
+
 def test_the_mean_over_seeds_is_taken_on_a_log_scale() -> None:
     curves = Curves(np.asarray([1, 2]), np.asarray([[1.0, 4.0], [100.0, np.nan]]))
     np.testing.assert_allclose(curves.log_mean(), [10.0, 4.0])
@@ -155,6 +169,28 @@ def test_factor_and_recovery_after_a_switch_are_read_off_right() -> None:
     np.testing.assert_allclose(loss, [4.0, 16.0])
     np.testing.assert_array_equal(needed, [3, np.inf])
     np.testing.assert_allclose(later, [1.0, 4.0])
+
+
+def test_switches_up_and_down_are_told_apart() -> None:
+    """A load that hurts when it is added and helps when it is taken away."""
+    switches = [(1, 0.0), (10, 900.0), (17, 0.0), (24, 400.0)]
+    assert [is_heavier(switches, episode) for episode, _ in switches] == [False, True, False, True]
+    error = np.ones((2, 30))
+    error[:, [9, 23]], error[:, 16] = 2.0, 0.5
+    curves, squared = Curves(np.arange(1, 31), error), Curves(np.arange(1, 31), error**2)
+    heavier = Response.of(curves, squared, [10, 24], switches, 30)
+    lighter = Response.of(curves, squared, [17], switches, 30)
+    assert (heavier.factor, heavier.loss, heavier.recovery, heavier.within) == (2.0, 4.0, 1.0, 1.0)
+    assert (lighter.factor, lighter.recovery) == (0.5, 0.0)
+    assert np.isnan(Response.of(curves, squared, [], switches, 30).factor)
+
+
+def test_a_cycle_is_told_from_noise() -> None:
+    rng, time = np.random.default_rng(0), np.arange(480)
+    noise = np.exp(rng.standard_normal((2, 480)))
+    assert cycle_share(noise, 16) < 0.08
+    assert cycle_share(np.exp(np.sin(2 * np.pi * time / 16))[None], 16) == pytest.approx(1.0)
+    assert 0.3 < cycle_share(np.exp(np.sin(2 * np.pi * time / 16) * 2**0.5) * noise, 16) < 0.7
 
 
 def test_the_effect_of_a_setting_is_what_it_alone_changes() -> None:

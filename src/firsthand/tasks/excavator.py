@@ -125,6 +125,7 @@ def excavator_task(
     measurement_memory: int = 2,
     preview: tuple[int, ...] = (2, 4, 6, 8, 10, 12, 15, 18),
     change_weight: float = 0.005,
+    limit_weight: float = 0.1,
 ) -> Task:
     """The task of the paper's HEAP experiments: 10 trajectories of 5 s at 25 Hz, tip tracking in the plane."""
     low, high, slow, fast = (np.asarray(v) for v in (JOINT_LOW, JOINT_HIGH, SOLO_LOW, SOLO_HIGH))
@@ -163,7 +164,7 @@ def excavator_task(
     )
     return Task(
         spec=spec,
-        cost=TrackingCost(spec, length_scale=1.0, change_weight=change_weight),
+        cost=TrackingCost(spec, length_scale=1.0, change_weight=change_weight, limit_weight=limit_weight),
         sample_goals=ExcavatorGoals(duration_s=steps * period_s),
         evaluation=ExcavatorEvaluation(period_s),
         evaluation_speed=0.5,

@@ -115,6 +115,37 @@ def power_law(curves: Curves, *, seed: int = 0) -> PowerLaw:
     )
 
 
+@dataclass(frozen=True)
+class Slope:
+    """ℓ_t ∝ t^(−exponent) between two episodes that are given."""
+
+    exponent: float
+    low: float
+    """Lower end of its 95 % interval over resampled seeds."""
+    high: float
+    """Upper end."""
+
+
+def slope_between(curves: Curves, first: int, last: int, *, seed: int = 0) -> Slope:
+    """The exponent of the log-scale mean between two episodes, each stretch of the log axis counting alike.
+
+    NaN where fewer than `MIN_POINTS` episodes lie between them.
+    """
+    inside = (curves.episodes >= first) & (curves.episodes <= last)
+    time, values = curves.episodes[inside].astype(float), curves.values[:, inside]
+    logs = np.log(np.where(np.isfinite(values) & (values > 0), values, np.nan))
+    usable = np.isfinite(logs).all(axis=0)
+    if usable.sum() < MIN_POINTS:
+        return Slope(*(float("nan"),) * 3)
+    x, logs, weights = np.log(time[usable]), logs[:, usable], 1.0 / time[usable]
+    centred = x - weights @ x / weights.sum()
+    drawn = np.random.default_rng(seed).integers(0, len(logs), (BOOTSTRAPS, len(logs)))
+    means = np.concatenate([logs.mean(axis=0)[None], logs[drawn].mean(axis=1)])
+    exponents = -(means @ (weights * centred)) / (weights @ centred**2)
+    low, high = np.quantile(exponents[1:], [0.025, 0.975])
+    return Slope(float(exponents[0]), float(low), float(high))
+
+
 def _three_pieces(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
     """For each column of `y`: slope of the middle piece, value at its begin, begin, end, R². NaN where none falls."""
     corners = _candidates(x)

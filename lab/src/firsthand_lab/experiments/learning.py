@@ -35,7 +35,9 @@ class Setup:
     """What is learned, how, and what is kept of it."""
 
     robot: str = "excavator"
-    """A simulated robot by name."""
+    """A simulated robot by name …"""
+    sensors: str | None = None
+    """… and what it is seen through; by default its own sensors."""
     preset: str = "paper-exact"
     """Settings of the agent, by default the paper's algorithm as it stands, without judged steps …"""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Setup:
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Learn, from the last checkpoint on; the same seeds give the same data on one core."""
-    from firsthand.robots.registry import find_source
+    from firsthand.robots.registry import find_robot
     from firsthand.tasks import excavator_task, soft_arm_task
     from firsthand.training.presets import preset
 
@@ -95,7 +97,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     tasks = {"soft-arm": soft_arm_task}
     task = tasks.get(setup.robot, excavator_task)(**tuples(setup.task))
     settings = preset(setup.preset).with_changes(setup.settings)
-    source = find_source(setup.robot)
+    source = find_robot(setup.robot, sensors=setup.sensors).source
 
     def plant(kg: float) -> Any:
         robot = source.make_robot(task, payload_kg=kg, seed=0)

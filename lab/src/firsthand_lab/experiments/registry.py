@@ -23,6 +23,7 @@ EXPERIMENTS: dict[str, str] = {
     "fidelity": "fidelity:Fidelity",
     "fast": "fast:Fast",
     "ingredients": "ingredients:Ingredients",
+    "deviations": "deviations:Deviations",
 }
 """Name to `module:class` in this package, in the order of the paper."""
 

@@ -54,8 +54,8 @@ class Sensitivity(Experiment):
     name = "sensitivity"
     shows = "the step size η matters little, ε and α more"
     figure = "section 5.2"
-    cost = Cost(full_min=29, quick_s=70)
-    seeds = Seeds(full=1, quick=1, tiny=1)
+    cost = Cost(full_min=87, quick_s=70)
+    seeds = Seeds(full=3, quick=1, tiny=1)
 
     def jobs(self, size: Size) -> list[Job]:
         """Settings in groups that learn side by side."""

@@ -1,7 +1,7 @@
 """`make soak`: the long forms of the onboard tests, with the times that they took.
 
 python -m onboard_runtime.soak [--cuts 200] [--kills 50] [--trainer-kills 50] [--commands 100000]
-    [--messages 100000] [--out FILE]
+    [--messages 100000] [--floods 100] [--latch-kills 200] [--out FILE]
 """
 
 import argparse
@@ -32,6 +32,7 @@ from firsthand_onboard.toy import toy_spec
 
 from . import test_gate
 from .processes import Rig, begin, rig, wait_for
+from .stops import floods, latch_kills
 from .test_messages import mutate
 from .test_runtime import SCENES
 
@@ -186,7 +187,7 @@ def memory_mb(pid: int) -> float:
     raise AssertionError("no VmRSS")
 
 
-def flood(count: int) -> dict[str, Any]:
+def mutated(count: int) -> dict[str, Any]:
     """Mutated messages over a real link."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder, rig(Path(folder), "--lease", "5") as made:
@@ -213,7 +214,7 @@ def flood(count: int) -> dict[str, Any]:
                     session.put(TO_ROBOT_KEY, changed)
                     sent += 1
                 if i % 50 == 0:
-                    time.sleep(0.01)  # most shall be read, not pushed out of the queue by the next ones
+                    time.sleep(0.1)  # below what counts as a flood, which is a fault: see `stops`
             status = wait_for(lambda: status_of(client), "an answer after the flood")
         grown = memory_mb(made.onboard.pid) - before
         read = sum(
@@ -273,6 +274,8 @@ def main() -> None:
         ("trainer-kills", 50),
         ("commands", 10**5),
         ("messages", 10**5),
+        ("floods", 100),
+        ("latch-kills", 200),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out", type=Path)
@@ -280,12 +283,15 @@ def main() -> None:
     rng = random.Random(0)
     runs = {
         "hostile commands": lambda: commands(given_.commands),
-        "mutated messages": lambda: flood(given_.messages),
+        "mutated messages": lambda: mutated(given_.messages),
         "link cut": lambda: cuts(given_.cuts, rng),
         "onboard killed or frozen": lambda: kills(given_.kills, rng),
         "trainer killed": lambda: trainer_kills(given_.trainer_kills, rng),
+        "stop under a flood": lambda: floods(given_.floods, rng),
+        "killed with a latch": lambda: latch_kills(given_.latch_kills, rng),
     }
     counts = (given_.commands, given_.messages, given_.cuts, given_.kills, given_.trainer_kills)
+    counts = (*counts, given_.floods, given_.latch_kills)
     results = {}
     for (name, run), count in zip(runs.items(), counts, strict=True):
         if count:

@@ -1,5 +1,6 @@
 """A link that leaves the computer: TLS, nobody without a certificate of the same authority, and to each their own."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,9 @@ import pytest
 
 from firsthand_onboard.link import ClientEnd
 from firsthand_onboard.messages import Message
-from firsthand_onboard.network import LinkError, Security
+from firsthand_onboard.network import LinkError, Security, split_address
 from firsthand_onboard.spec import SpecError
+from firsthand_onboard.stop_way import MAX_HANDSHAKES, NEXT_PORT, StopUnreachable, _send_over_tls
 
 from .processes import PATIENCE, Process, free_port, wait_for
 
@@ -75,6 +77,17 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
         assert "the machine is idle" in done.stdout, done.stderr
         status = ask(address, trainer, "status", operator=False).body
         assert status["state"] == "idle"
+        # Stops have a port of their own, which also takes certificates only.
+        own = split_address(address)[1] + NEXT_PORT
+        for who in (stranger, Security.in_folder(ours, "robot")):
+            with pytest.raises(StopUnreachable):
+                _send_over_tls("127.0.0.1", own, who, PATIENCE)
+        silent = [socket.create_connection(("127.0.0.1", own)) for _ in range(2 * MAX_HANDSHAKES)]  # and say nothing
+        assert ask(address, trainer, "status", operator=False).body["state"] == "idle"
+        assert _send_over_tls("127.0.0.1", own, operator, PATIENCE)["fault"] == "the operator stopped it"
+        assert _send_over_tls("127.0.0.1", own, trainer, PATIENCE)["state"] == "fault"
+        for connection in silent:
+            connection.close()
     finally:
         robot.end()
 

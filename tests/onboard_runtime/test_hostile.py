@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,13 @@ from firsthand_onboard import timing
 from firsthand_onboard.faults import CRASHED, FaultLatch
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import Homing, HomingController
-from firsthand_onboard.link import MAX_BYTES_AT_ONCE, MAX_MESSAGES_AT_ONCE, ROBOT_QUEUE, ClientEnd, RobotEnd
+from firsthand_onboard.link import MAX_BYTES_AT_ONCE, MAX_MESSAGES_AT_ONCE, ROBOT_QUEUE, ClientEnd, FloodMeter, RobotEnd
 from firsthand_onboard.machine import MachineError
 from firsthand_onboard.messages import Message, encode
+from firsthand_onboard.network import split_address
 from firsthand_onboard.runtime import OPERATOR_STOP, Runtime, RuntimeSettings
 from firsthand_onboard.spec import SpecError
+from firsthand_onboard.stop_way import StopUnreachable, StopWay, send_stop
 from firsthand_onboard.toy import Toy, toy_spec
 
 from .processes import PATIENCE, acknowledge, connect, free_port, random_policy, send_policy, stop, wait_for
@@ -73,11 +76,11 @@ class Program:
         self, address: str, latch: Path | None = None, command_age_s: float = PATIENCE, lease_s: float = 10.0
     ) -> None:
         self.address, self.machine = address, Bench()
-        self.link = RobotEnd(address)
+        self.link, self.stop_way = RobotEnd(address), StopWay(split_address(address)[1])
         limits = GateLimits.of(SPEC, directions=Bench.directions, command_age_s=command_age_s)
         homing = HomingController(SPEC, limits, Homing((-0.5, 1.0), speed=0.5))
         settings = RuntimeSettings(lease_s=lease_s, latch=latch)
-        self.runtime = Runtime(SPEC, self.machine, limits, self.link, settings, PERIOD_S, homing)
+        self.runtime = Runtime(SPEC, self.machine, limits, self.link, settings, PERIOD_S, homing, self.stop_way)
         self.thread = threading.Thread(target=self.runtime.run, daemon=True)
         self.thread.start()
 
@@ -94,6 +97,7 @@ class Program:
     def end(self) -> None:
         self.runtime.stopping = True
         self.thread.join(10)
+        self.stop_way.close()
         self.link.close()
         assert not self.thread.is_alive()
 
@@ -245,26 +249,97 @@ class Waiting:
         return SimpleNamespace(payload=SimpleNamespace(to_bytes=lambda: frame))
 
 
-@pytest.mark.parametrize("frame", [b"nonsense", bytes(1 << 21)])
-def test_a_flood_delays_neither_the_commands_nor_the_operators_stop(program, frame):
+@pytest.mark.parametrize("operators", [True, False])
+@pytest.mark.parametrize(
+    "frame",
+    [b"garbage", bytes(1 << 21), encode(Message("hello", "run", "s", "", 1, arrays={"much": np.zeros(1 << 17)}))],
+)
+def test_a_flood_delays_no_command_and_is_a_fault(program, frame, operators):
     client, policy = armed(program)
-    operator = connect(program.address, "operator", operator=True)
     start(client, "moves", policy)
     wait_for(lambda: program.machine.written, "motion")
-    flood = Waiting(itertools.repeat(frame))
-    (_, operators, theirs), (_, trainers, ours) = program.link._incoming
-    program.link._incoming = [(True, operators, theirs), (False, flood, ours)]
+    flood, whole = Waiting(itertools.repeat(frame)), program.link._incoming
+    before = len(program.machine.written)
+    program.link._incoming = [
+        (operator, flood if operator == operators else incoming, receiver) for operator, incoming, receiver in whole
+    ]
     try:
-        before = len(program.machine.written)
-        wait_for(lambda: len(program.machine.written) > before + 5, "commands during the flood")
+        wait_for(lambda: program.runtime.state == "fault", "the fault")
         assert flood.taken > 0
-        assert stop(operator).body["fault"] in ("", OPERATOR_STOP)
-        wait_for(lambda: operator.ask("status").body["fault"] == OPERATOR_STOP, "the latch")
+        assert len(program.machine.written) > before + 2  # it went on until then
+        who = "operators" if operators else "trainers"
+        assert program.runtime.latch.fault == f"the {who}' key is flooded with messages"
         program.still()
     finally:
-        program.link._incoming = [(True, operators, theirs), (False, trainers, ours)]
+        program.link._incoming = whole
+    assert acknowledge(program.address) == "idle"
     client.close()
-    operator.close()
+
+
+def test_what_firsthand_sends_is_no_flood(program):
+    """Questions as fast as they are answered, and what a link held up and then delivers at once."""
+    client, policy = armed(program)
+    for _ in range(300):
+        client.ask("status")
+    for _ in range(4 * ROBOT_QUEUE):
+        client.send("lease")
+    start(client, "moves", policy, GOALS[:1])
+    wait_for(lambda: (j := client.ask("status").body["job"]) and j["ended"] == "done", "the end")
+    client.close()
+
+
+def test_a_flood_counts_when_the_queue_is_never_empty_or_too_much_comes(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("firsthand_onboard.link.time.monotonic", lambda: now[0])
+
+    def flooded(messages: int, size: int, emptied: bool, seconds: float = 1.0, every_s: float = 0.004) -> bool:
+        meter, end = FloodMeter(), now[0] + seconds
+        while now[0] < end:
+            now[0] += every_s
+            meter.add(messages, size, emptied=emptied)
+        return meter.exceeded
+
+    assert flooded(16, 0, emptied=False)
+    assert flooded(16, 0, emptied=False, every_s=0.04)  # a slow loop reads few, and the others are pushed out
+    assert flooded(12, 0, emptied=True, seconds=3)
+    assert not flooded(3, 0, emptied=True, seconds=60)
+    assert not flooded(16, 0, emptied=False, seconds=0.2)
+    assert flooded(1, 1 << 20, emptied=True)
+    assert not flooded(1, 1 << 20, emptied=True, every_s=0.1, seconds=20)
+
+
+def test_a_stop_has_a_way_of_its_own_that_no_flood_fills(program):
+    """Both keys overflow, and the stops' own socket too; in every state, and as often as somebody wants."""
+    port = split_address(program.address)[1]
+    for state in ("idle", "armed", "moving", "fault"):
+        client, policy = armed(program) if state != "idle" else (connect(program.address), None)
+        if state in ("moving", "fault"):
+            start(client, f"moves-{state}", policy)
+            wait_for(lambda: program.runtime.state == "moving", "motion")
+        if state == "fault":
+            send_stop("127.0.0.1", port, patience_s=PATIENCE)
+        number, whole = program.runtime.latch.number, program.link._incoming
+        # Not enough to be a flood yet, but no message gets through any more.
+        program.link._incoming = [(o, Waiting(()), receiver) for o, _, receiver in whole]
+        with ThreadPoolExecutor(30) as pool:
+            answers = list(pool.map(lambda _: send_stop("localhost", port, patience_s=PATIENCE), range(30)))
+        assert {(answer["state"], answer["fault"]) for answer in answers} == {("fault", OPERATOR_STOP)}
+        program.still()
+        program.link._incoming = whole
+        if state == "fault":
+            wait_for(lambda n=number: program.runtime.latch.number > n, "a new number")
+        assert acknowledge(program.address) == "idle"
+        client.close()
+
+
+def test_two_programs_do_not_hear_the_same_stops(program):
+    port = split_address(program.address)[1]
+    with pytest.raises(StopUnreachable, match=f"hears the stops of port {port}"):
+        StopWay(port)
+    with pytest.raises(StopUnreachable, match="nobody hears stops"):
+        send_stop("127.0.0.1", free_port())
+    with pytest.raises(StopUnreachable, match="no certificates"):
+        send_stop("192.168.1.20", port)
 
 
 def test_what_waited_is_read_whole_when_the_loop_was_away():

@@ -168,6 +168,18 @@ def test_inspect_does_not_push_a_machine_that_would_pause_in_between(running):
     disconnect(running.address)
 
 
+def test_a_signal_stops_the_machine_until_it_is_acknowledged(running):
+    client = running.client()
+    begin(client, SPEC, "signalled", GOALS)
+    wait_for(running.moving, "motion")
+    running.onboard.signal(signal.SIGUSR1)
+    status = wait_for(lambda: (s := client.ask("status").body)["state"] == "fault" and s, "the latch")
+    assert status["fault"] == "the operator stopped it"
+    silent(running)
+    assert running.acknowledge() == "idle"
+    client.close()
+
+
 def test_a_trainers_own_stop_does_not_latch(running):
     client = running.client()
     client.ask("arm")

@@ -18,12 +18,13 @@ from . import __version__
 from .faults import temporary_name
 from .gate_limits import GateLimits
 from .homing import Homing, HomingController
-from .link import ClientEnd, RobotEnd
+from .link import ClientEnd, RobotEnd, stop_machine
 from .machine import MachineError, as_measured, load_machine
-from .network import LinkError, Security, check_address
+from .network import LinkError, Security, check_address, split_address
 from .runtime import Runtime, RuntimeSettings
 from .simulation import PlantServer
 from .spec import ControlSpec, SpecError
+from .stop_way import NEXT_PORT, StopUnreachable, StopWay
 from .timing import request_real_time
 from .watchdog import key_value
 from .watched import WatchedMachine
@@ -31,8 +32,6 @@ from .watched import WatchedMachine
 WRONG_INPUT = 2
 ONE_THREAD = "OPENBLAS_NUM_THREADS"
 ADDRESS = "tcp/127.0.0.1:7447"
-STOP_S = 5.0
-"""How long `stop` waits for the machine to stand."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--wide-limits", action="store_true", help="only range and finiteness; for simulations")
     serve.add_argument("--listen", default=ADDRESS, help=f"tcp/127.0.0.1:port or tls/host:port (default {ADDRESS})")
     serve.add_argument("--certificates", type=Path, help="folder with ca.pem, robot.pem, robot.key; needed for tls")
+    serve.add_argument("--stop-port", type=int, help="with tls: the port for stops alone (default: the next one)")
     serve.add_argument("--lease", type=float, default=1.0, help="seconds without a sign of the trainer (default 1)")
     serve.add_argument("--on-lost", choices=("finish", "stop"), default="finish", help="the running trajectory then")
     serve.add_argument("--rearm", choices=("trainer", "operator"), default="trainer", help="after a lost lease")
@@ -77,6 +77,8 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         command.add_argument("address", nargs="?", default=ADDRESS)
         command.add_argument("--certificates", type=Path, help="folder with ca.pem, operator.pem, operator.key")
+        if name == "stop":
+            command.add_argument("--stop-port", type=int, help="with tls: the port for stops (default: the next one)")
     command.add_argument(
         "--fault", type=int, metavar="N", help="its number; without it the fault is shown and asked for"
     )
@@ -147,6 +149,27 @@ def _homing(
     return HomingController(spec, limits, Homing.from_json(text))
 
 
+def _stop_way(given: argparse.Namespace, security: Security | None) -> StopWay:
+    """The way for stops alone: on this computer always, at a port of its own where there are certificates."""
+    host, port = split_address(given.listen)
+    try:
+        way = StopWay(port)
+    except StopUnreachable as error:
+        raise SpecError(f"{error}: choose another port with --listen") from None
+    if given.listen.startswith("tls/") and security is not None:
+        own = port + NEXT_PORT if given.stop_port is None else given.stop_port
+        try:
+            way.listen(host, own, security)
+        except OSError as error:
+            if given.stop_port is not None:
+                raise SpecError(f"stops cannot be heard at port {own}: {error}; give another --stop-port") from None
+            logging.getLogger("firsthand-onboard").warning(
+                "stops from other computers have no port of their own, only the link: %d is taken (%s); --stop-port "
+                "chooses another", own, error,
+            )  # fmt: skip
+    return way
+
+
 def _serve(given: argparse.Namespace) -> int:
     if not 0.01 <= given.speed <= 1000:
         raise SpecError(f"speed is {given.speed}, but must lie between 0.01 and 1000")
@@ -177,10 +200,13 @@ def _serve(given: argparse.Namespace) -> int:
         if all(joint < 0 for joint in limits.joint):
             log.warning("which joint a command moves, and which way, is not declared: the joint margins do nothing")
         link = RobotEnd(given.listen, security)
-        runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed, homing)
+        stop_way = _stop_way(given, security)
+        runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed, homing, stop_way)
 
         def stop(*_: object) -> None:
             runtime.stopping = True
+
+        signal.signal(signal.SIGUSR1, stop_way.request)
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
@@ -195,6 +221,7 @@ def _serve(given: argparse.Namespace) -> int:
             flush=True,
         )
         runtime.run()
+        stop_way.close()
         link.close()
     finally:
         machine.close()
@@ -274,14 +301,9 @@ def _status(given: argparse.Namespace) -> int:
 
 
 def _stop(given: argparse.Namespace) -> int:
-    client, _ = _client(given)
-    state = client.ask("stop").body["state"]
-    deadline = time.monotonic() + STOP_S
-    while state == "moving" and time.monotonic() < deadline:
-        state = client.ask("status").body["state"]
-    client.close()
-    if state != "fault":
-        raise LinkError(f"the machine was told to stop, but is still {state}")
+    security = None if given.certificates is None else Security.in_folder(given.certificates, "operator")
+    if stop_machine(given.address, security, stop_port=given.stop_port)["state"] != "fault":
+        raise LinkError("the machine was told to stop, but does not say that it stands")
     print(f"stopped; nothing moves until `firsthand-onboard acknowledge {given.address}`")
     return 0
 

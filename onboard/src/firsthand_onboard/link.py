@@ -37,9 +37,12 @@ from .network import (
     NoAnswer,
     Security,
     VersionMismatch,
+    check_address,
     open_session,
+    split_address,
 )
 from .spec import SpecError
+from .stop_way import StopUnreachable, send_stop
 from .timing import since_boot
 
 log = logging.getLogger("firsthand-onboard")
@@ -50,10 +53,15 @@ CLIENT_QUEUE = 1024
 """The same at the other end."""
 MAX_MESSAGES_AT_ONCE, MAX_BYTES_AT_ONCE = 16, 1 << 20
 """How much of each key is read before the loop goes on: a flood must hold up neither commands nor the operator."""
+FLOOD_S, FLOOD_RATE, FLOOD_BYTES = 0.25, 1000.0, 32 << 20
+"""More messages per second than `FLOOD_RATE`, or a queue that is never empty for `FLOOD_S`, is a flood; so are
+`FLOOD_BYTES` within a second. The programs that belong to firsthand send at most a few hundred messages per second."""
 CLOCK_DRIFT = 1e-3
 """How much two computers' clocks may differ in their rate: what is known of the robot's time grows old."""
 REFRESH_S = 60.0
 """After this long without a message from the robot its time is asked for again."""
+STOP_S = 5.0
+"""How long a machine that was told to stop may take to stand."""
 ACKNOWLEDGE_S = 10.0
 """How long somebody who has acknowledged waits for the answer: the machine may have to be connected again."""
 
@@ -61,6 +69,33 @@ ACKNOWLEDGE_S = 10.0
 def identity() -> str:
     """A name that nobody had before."""
     return secrets.token_hex(12)
+
+
+class FloodMeter:
+    """Notices that more comes over a key than anybody needs to send: then nobody's messages are sure to be read."""
+
+    def __init__(self) -> None:
+        self.exceeded = False
+        """Whether there is a flood; whoever deals with it calls `restart`."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to count."""
+        self.exceeded = False
+        self._messages, self._bytes, self._at = 0.0, 0.0, time.monotonic()
+        self._never_empty, self._since_empty = self._at, 0
+
+    def add(self, messages: int, size: int, *, emptied: bool) -> None:
+        """So much was read, and whether that was all that waited."""
+        now = time.monotonic()
+        passed, self._at = now - self._at, now
+        self._messages = max(self._messages - FLOOD_RATE * passed, 0.0) + messages
+        self._bytes = max(self._bytes - FLOOD_BYTES * passed, 0.0) + size
+        if emptied:
+            self._never_empty, self._since_empty = now, 0
+        self._since_empty += messages
+        overflowing = now - self._never_empty > FLOOD_S and self._since_empty > 2 * ROBOT_QUEUE
+        self.exceeded |= overflowing or self._messages > FLOOD_RATE or self._bytes > FLOOD_BYTES
 
 
 class RobotEnd:
@@ -81,7 +116,16 @@ class RobotEnd:
         self._outgoing = self._session.declare_publisher(
             FROM_ROBOT_KEY, congestion_control=zenoh.CongestionControl.DROP, reliability=zenoh.Reliability.RELIABLE
         )
+        self._meters = {operator: FloodMeter() for operator, _, _ in self._incoming}
         self._number = 0
+
+    def flood(self) -> str:
+        """Which key is flooded with messages, as a sentence; empty where none is. Each flood is reported once."""
+        for operator, meter in self._meters.items():
+            if meter.exceeded:
+                meter.restart()
+                return f"the {'operators' if operator else 'trainers'}' key is flooded with messages"
+        return ""
 
     def receive(self, *, everything: bool = False) -> Iterator[Message]:
         """Messages that wait, operators' first; what is not a message is counted and skipped.
@@ -89,11 +133,13 @@ class RobotEnd:
         No more than `MAX_MESSAGES_AT_ONCE` and about `MAX_BYTES_AT_ONCE` of each key, or all that the queues hold.
         """
         for operator, incoming, receiver in self._incoming:
-            size = 0
+            size, count, emptied = 0, 0, False
             for _ in range(ROBOT_QUEUE if everything else MAX_MESSAGES_AT_ONCE):
                 sample = incoming.try_recv()
                 if sample is None:
+                    emptied = True
                     break
+                count += 1
                 data = sample.payload.to_bytes()
                 message = receiver.accept(data)
                 if message is not None:
@@ -104,6 +150,10 @@ class RobotEnd:
                 size += len(data)
                 if size >= MAX_BYTES_AT_ONCE and not everything:
                     break
+            if everything:  # what came while nobody read is no measure of what comes
+                self._meters[operator].restart()
+            else:
+                self._meters[operator].add(count, size, emptied=emptied)
 
     def counts(self) -> dict[str, int]:
         """How many messages were accepted, and how many ignored and why."""
@@ -245,7 +295,13 @@ class ClientEnd:
     def _read(self) -> None:
         """What has arrived, and what it tells of the robot's time."""
         with self._reading:
-            while (sample := self._incoming.try_recv()) is not None:
+            for _ in range(CLIENT_QUEUE):  # no more: what comes faster than it is read must not keep us here
+                try:
+                    sample = self._incoming.try_recv()
+                except zenoh.ZError as error:
+                    raise LinkError(f"the link to {self.address} is closed: {error}") from None
+                if sample is None:
+                    break
                 message = self._receiver.accept(sample.payload.to_bytes())
                 if message is None or message.session != self.session:
                     self._check_version()
@@ -308,3 +364,27 @@ class ClientEnd:
         self.drop_lease()
         with contextlib.suppress(zenoh.ZError):
             self._zenoh.close()
+
+
+def stop_machine(
+    address: str, security: Security | None = None, *, stop_port: int | None = None, operator: bool = True
+) -> dict[str, Any]:
+    """Stop a served machine, in any state, until it is acknowledged; its status once it stands.
+
+    Over the way for stops alone, and over the link where that cannot be reached.
+    """
+    check_address(address, security)
+    try:
+        return send_stop(*split_address(address), security, stop_port=stop_port)
+    except StopUnreachable:
+        pass
+    client = ClientEnd(address, security, run="operator", operator=operator)
+    try:
+        client.hello()
+        status = client.ask("stop").body
+        deadline = time.monotonic() + STOP_S
+        while status["state"] == "moving" and time.monotonic() < deadline:
+            status = client.ask("status").body
+        return dict(status)
+    finally:
+        client.close()

@@ -57,7 +57,7 @@ def check_address(address: str, security: Security | None) -> None:
     """Raise `SpecError` unless the address is loopback, or tls with certificates."""
     protocol, _, place = address.partition("/")
     host, _, port = place.rpartition(":")
-    if protocol not in ("tcp", "tls") or not host or not port.isdigit():
+    if protocol not in ("tcp", "tls") or not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise SpecError(f"the address is {address!r}, but must be given as tcp/host:port or tls/host:port")
     if protocol == "tls":
         if security is None:
@@ -71,6 +71,12 @@ def check_address(address: str, security: Security | None) -> None:
         raise SpecError(
             f"the address {address} leaves this computer without encryption; use tls/{place} and --certificates FOLDER"
         )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of an address that `check_address` has passed."""
+    host, _, port = address.partition("/")[2].rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def access_rules() -> dict[str, Any]:

@@ -7,14 +7,17 @@
 | `moving` | trajectories under the gate | the end of the job; a fault; the lease running out; `stop` |
 | `fault` | neutral | `acknowledge` by the operator, and nothing else |
 
-A `stop` by anybody but the holder of the lease is the operator's: it latches like a fault, in every state. What came
-while the loop was away for longer than the lease is not acted on, except a stop: nobody knows who still stands by it.
+A `stop` by anybody but the holder of the lease is the operator's: it latches like a fault, in every state. Stops also
+have a way of their own (`stop_way`), which is looked at before any message is read; a flood of messages is a fault.
+What came while the loop was away for longer than the lease is not acted on, except a stop: nobody knows who still
+stands by it.
 That does not hold for lock-step machines, which are simulations.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -35,6 +38,7 @@ from .messages import Message, Refusal
 from .requests import Requests
 from .runner import JobEnd, JobRunner
 from .spec import ControlSpec, SpecError
+from .stop_way import StopWay
 from .timing import LockStep, RealTime, no_garbage_collection
 
 log = logging.getLogger("firsthand-onboard")
@@ -42,6 +46,8 @@ log = logging.getLogger("firsthand-onboard")
 IDLE, ARMED, MOVING, FAULT = "idle", "armed", "moving", "fault"
 STOPPED = "stopped"
 OPERATOR_STOP = "the operator stopped it"
+SAME_STOP_S = 0.1
+"""While the machine stands, stops over their own way are latched again at most this often."""
 MAX_ACKNOWLEDGE_AGE_S = 2.0
 """How old an acknowledgement may be where the lease is shorter: whoever sent it still waits for the answer."""
 
@@ -80,8 +86,10 @@ class Runtime:
         settings: RuntimeSettings,
         period_s: float,
         homing: HomingController | None = None,
+        stop_way: StopWay | None = None,
     ) -> None:
         self.spec, self.machine, self.settings = spec, machine, settings
+        self._link, self._stop_way = link, stop_way
         self.homing = homing
         """How the machine goes home between episodes; None where it holds."""
         self.lock_step = bool(machine.lock_step)
@@ -94,7 +102,9 @@ class Runtime:
         self.stopping = False
         """Set it from anywhere to end `run`."""
         self.state = IDLE
-        self._stopped_by_operator = False
+        self._latch_later = ""
+        """What is latched when the running job has ended; empty where nothing is."""
+        self._stop_asked, self._stopped_at = False, -math.inf
         self._unsent: deque[tuple[Job, int]] = deque()
         self._reader = JobReader(spec, self.policies, homing)
         self._requests = Requests(self, link)
@@ -118,7 +128,8 @@ class Runtime:
         self.machine.neutral()
 
     def poll(self) -> str:
-        """Messages and lease; returns why a running trajectory must end now, or an empty text."""
+        """Stops, messages and lease; returns why a running trajectory must end now, or an empty text."""
+        self._look_for_stops()
         was_away = self.lease.loop_was_away()
         if was_away and self.lease.has_run_out():
             self._lose_lease()  # before messages are read that have waited for who knows how long
@@ -131,6 +142,20 @@ class Runtime:
         if self.stopping:
             return STOPPED
         return self._runner.interruption if self.state == MOVING else ""
+
+    def _look_for_stops(self) -> None:
+        """What comes over the way for stops alone, and floods, in which a stop over the link may be lost."""
+        way, flood = self._stop_way, self._link.flood()
+        if way is not None:
+            self._stop_asked |= way.asked()
+            if self._stop_asked and (self.state != FAULT or time.monotonic() - self._stopped_at > SAME_STOP_S):
+                self._stop("the way for stops", latch=OPERATOR_STOP)
+                self._stop_asked = False
+            if way.awaited and self.state == FAULT and not self._stop_asked:
+                way.answer(state=self.state, fault=self.latch.fault, fault_number=self.latch.number)
+            flood, way.flood = flood or way.flood, ""
+        if flood and self.state != FAULT:
+            self._stop(f"a flood: {flood}", latch=flood)
 
     def _hold(self) -> None:
         if self.lock_step or self.state == FAULT:
@@ -152,7 +177,7 @@ class Runtime:
             self._drop_job(f"{self.latch.path} cannot be written, and the machine does not move without it: {error}")
             log.error("job %s: %s", job.name, job.ended)
             return
-        self.state, self._stopped_by_operator = MOVING, False
+        self.state, self._latch_later = MOVING, ""
         self._runner.start()
         lost_before = self.lease.lost
         log.info("job %s: %d %s, authority %.2f", job.name, job.count, job.kind, job.authority)
@@ -169,8 +194,8 @@ class Runtime:
         self.job = None
         if self.state == MOVING:
             self.state = ARMED if job.ended == DONE and self.lease.holder else IDLE
-            if self._stopped_by_operator:
-                self._latch(OPERATOR_STOP)
+            if self._latch_later:
+                self._latch(self._latch_later)
             elif self.lease.lost > lost_before and self.settings.rearm == "operator":
                 self._latch(LEASE_LOST)
         self.latch.end_motion()
@@ -252,19 +277,23 @@ class Runtime:
     def stop(self, message: Message) -> None:
         """Neutral at once. From anybody but the holder of the lease it latches."""
         by_operator = message.operator or not self.lease.is_held_by(message)
+        self._stop(message.run, latch=OPERATOR_STOP if by_operator else "")
+
+    def _stop(self, by: str, *, latch: str) -> None:
+        self._stopped_at = time.monotonic()
         self.machine.neutral()
         self._drop_job(STOPPED)
         self.lease.give_back()
-        log.warning("stopped by %s", message.run)
+        log.warning("stopped by %s", by)
         if self.state == MOVING:
             self._runner.interrupt(STOPPED)
-            self._stopped_by_operator = self._stopped_by_operator or by_operator
+            self._latch_later = self._latch_later or latch
         elif self.state == FAULT:
             # A new number: an acknowledgement that is under way is of somebody who does not know of this stop.
             fault = self.latch.fault
             self._latch(fault if OPERATOR_STOP in fault else f"{fault}; and {OPERATOR_STOP}")
-        elif by_operator:
-            self._latch(OPERATOR_STOP)
+        elif latch:
+            self._latch(latch)
         elif self.state == ARMED:
             self.state = IDLE
 

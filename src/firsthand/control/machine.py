@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from firsthand_onboard.link import ACKNOWLEDGE_S, ClientEnd
+from firsthand_onboard.link import ACKNOWLEDGE_S, ClientEnd, stop_machine
 from firsthand_onboard.messages import Message
 from firsthand_onboard.network import LinkError, Security
 from firsthand_onboard.spec import SpecError
@@ -24,8 +24,6 @@ WATCH_S, AWAY_S = 1.0, 5.0
 ASKED_S, ANSWERED_S = 5.0, 5.0 + 5.0 + ACKNOWLEDGE_S
 """An acknowledgement that has waited longer is forgotten: whoever gave it may think otherwise now. He waits so long for
 the answer: until it is sent, for connecting, and for what the machine needs."""
-STAND_S = 5.0
-"""How long a machine that was told to stop may take to stand."""
 
 
 def address_of(robot: str) -> str | None:
@@ -64,10 +62,10 @@ class Operator:
 
     def stop(self) -> str:
         """Stop the machine, in any state, until it is acknowledged; what to tell the person."""
-        state = self._ask("stop").body["state"]
-        deadline = time.monotonic() + STAND_S
-        while state == "moving" and time.monotonic() < deadline:
-            state = self._ask("status").body["state"]
+        try:
+            state = stop_machine(self.address, security(), operator=is_operator())["state"]
+        except (LinkError, SpecError) as error:
+            raise UserError(f"the machine cannot be reached: {error}.") from None
         if state != "fault":
             raise UserError(f"the machine was told to stop, but is still {state}.")
         return "the machine has stopped, until it is acknowledged"

@@ -312,7 +312,7 @@ def test_a_stop_has_a_way_of_its_own_that_no_flood_fills(program):
     """Both keys overflow, and the stops' own socket too; in every state, and as often as somebody wants."""
     port = split_address(program.address)[1]
     for state in ("idle", "armed", "moving", "fault"):
-        client, policy = armed(program) if state != "idle" else (connect(program.address), None)
+        client, policy = armed(program) if state != "idle" else (connect(program.address), "")
         if state in ("moving", "fault"):
             start(client, f"moves-{state}", policy)
             wait_for(lambda: program.runtime.state == "moving", "motion")

@@ -18,6 +18,7 @@ from . import __version__
 from .faults import temporary_name
 from .gate_limits import GateLimits
 from .homing import Homing, HomingController
+from .joint_limits import UNKNOWN_STOP_S
 from .link import ClientEnd, RobotEnd, stop_machine
 from .machine import MachineError, as_measured, load_machine
 from .network import LinkError, Security, check_address, split_address
@@ -170,6 +171,24 @@ def _stop_way(given: argparse.Namespace, security: Security | None) -> StopWay:
     return way
 
 
+def _warn_of_undeclared(spec: ControlSpec, limits: GateLimits) -> None:
+    log = logging.getLogger("firsthand-onboard")
+    names = [spec.layout.measured[at] for i, at in enumerate(spec.layout.position) if i not in limits.joint]
+    if names:
+        log.warning(
+            "which command moves %s, and which way, is not declared: near their limits all commands are slowed, and at "
+            "a limit nobody knows which lead away from it",
+            ", ".join(names),
+        )
+    elif not (limits.stop_lag_s or limits.deceleration):
+        log.warning(
+            "how the joints stop is not declared: %.1f s at their speed are assumed, and they are slowed early; "
+            "measure it with `firsthand inspect` and declare `stopping`. A machine that neutral does not stop must "
+            "declare `brake`",
+            UNKNOWN_STOP_S,
+        )
+
+
 def _serve(given: argparse.Namespace) -> int:
     if not 0.01 <= given.speed <= 1000:
         raise SpecError(f"speed is {given.speed}, but must lie between 0.01 and 1000")
@@ -191,14 +210,14 @@ def _serve(given: argparse.Namespace) -> int:
             limits = GateLimits.wide(spec, machine.neutral_command)
         elif given.limits is not None:
             limits = GateLimits.from_json(
-                _text(given.limits, "limits"), spec, machine.neutral_command, machine.directions
+                _text(given.limits, "limits"), spec, machine.neutral_command, machine.directions, machine.stopping
             )
         else:
-            limits = GateLimits.of(spec, machine.neutral_command, machine.directions)
+            limits = GateLimits.of(spec, machine.neutral_command, machine.directions, machine.stopping)
         homing = _homing(given, spec, limits, machine.homing)
         log = logging.getLogger("firsthand-onboard")
-        if all(joint < 0 for joint in limits.joint):
-            log.warning("which joint a command moves, and which way, is not declared: the joint margins do nothing")
+        if not given.wide_limits:
+            _warn_of_undeclared(spec, limits)
         link = RobotEnd(given.listen, security)
         stop_way = _stop_way(given, security)
         runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed, homing, stop_way)

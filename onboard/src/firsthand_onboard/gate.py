@@ -1,8 +1,12 @@
 """The safety gate between policy and machine: pure numpy, no memory but the state that is passed in and returned.
 
 What comes out is finite, inside the command range, and changes no faster than the rate and acceleration limits allow.
-Near a joint limit, near the edge of the workspace box, and while the machine is new, the range shrinks towards
-neutral; that alone may move a command faster than its rate limit, and only towards neutral.
+In front of a joint limit, near the edge of the workspace box, and while the machine is new, the range shrinks towards
+neutral; that alone may move a command faster than its rate limit, and only towards neutral. Only to brake a joint that
+neutral does not stop a command goes past neutral, at its rate.
+
+A command that swings to and fro faster than the limits can follow (chatter) is followed in its mean: cutting its swings
+would turn it into a command that nobody gave.
 """
 
 from __future__ import annotations
@@ -13,8 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .gate_limits import WINDOW, GateLimits
+from .gate_limits import PER_POSITION, WINDOW, GateLimits
+from .joint_limits import JointLimits, JointMemory
 from .policy import fast_output
+from .signals.live import SensorMemory, SensorWatch, Verdict
+from .signals.settings import SignalSettings
 from .spec import ControlSpec, SpecError
 
 NOT_FINITE = "the command is not finite"
@@ -22,6 +29,12 @@ LOST_MEASUREMENT = "the measurement is not finite"
 OUTSIDE_BOX = "the tracked output is outside the workspace box"
 TRACKING_ERROR = "the tracking error exceeds its limit"
 TOO_OLD = "the command is too old"
+CHATTER = "the command chatters"
+CHATTER_S = 0.4
+"""How long a swing of the command is remembered, and over how long a chattering command is averaged."""
+CHATTERS, CALM = 1.5, 0.5
+"""A command chatters from the first score on until it falls below the second: each swing that the limits cut counts 1
+and fades over `CHATTER_S`."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +45,26 @@ class GateState:
     """The last applied command, float32."""
     change: tuple[float, ...]
     """How far the last step went, for the acceleration limit; zero after a cap or neutral."""
-    measured: tuple[float, ...] = ()
-    """The last good measurement, for speeds that are not measured; empty before the first."""
+    joints: JointMemory
+    """What is known of the joints' motion."""
+    sensors: SensorMemory
+    """What is known of the sensors, with the last good measurement."""
+    chatter: tuple[tuple[float, float, float, bool], ...]
+    """Per channel: the mean of what was lately wanted, in which direction that last lay (or 0), how much it swings, and
+    whether its mean is followed."""
     output: tuple[float, ...] = ()
-    """Where the tracked output was then, if there is a workspace box."""
+    """Where the tracked output was at the last good measurement, if there is a workspace box."""
     age: int = 1
-    """How many periods ago these were measured, when the next measurement comes."""
+    """How many periods ago that was, when the next measurement comes."""
     lost: tuple[bool, ...] = ()
     """Which of the last measurements were missing, the newest last."""
+    chattered: int = 0
+    """For how many steps in a row some command has chattered."""
+
+    @property
+    def measured(self) -> tuple[float, ...]:
+        """The last good measurement; empty before the first."""
+        return self.sensors.values
 
 
 @dataclass(frozen=True)
@@ -68,6 +93,11 @@ class Gate:
         for i, joint in enumerate(limits.joint):
             if not -1 <= joint < positions:
                 raise SpecError(f"gate.joint[{i}] is {joint}, but must lie between -1 and {positions - 1}")
+        for name in PER_POSITION:
+            if len(getattr(limits, name)) not in (0, positions):
+                raise SpecError(
+                    f"gate.{name} has {len(getattr(limits, name))} entries, but must have {positions}, one per position"
+                )
         self.spec, self.limits = spec, limits
         self.neutral = np.asarray(limits.neutral, np.float32)
         middle = self.neutral.tolist()
@@ -78,16 +108,21 @@ class Gate:
         bend = [acceleration * spec.period_s**2 for acceleration in limits.acceleration]
         self._channels = list(zip(low, high, middle, step, bend, limits.joint, limits.sign))  # noqa: B905
         self._rest = (0.0,) * len(middle)
-        margins = [limits.joint_margin * (b - a) for a, b in zip(spec.limits.position_low, spec.limits.position_high)]  # noqa: B905
-        velocity = spec.layout.velocity or (-1,) * positions
-        self._joints = list(
-            zip(spec.layout.position, velocity, spec.limits.position_low, spec.limits.position_high, margins)  # noqa: B905
-        )
+        self._calm = tuple((m, 0.0, 0.0, False) for m in middle)
+        self._fade = math.exp(-spec.period_s / CHATTER_S)
+        self.joints = JointLimits(spec, limits)
+        self._sensors = SensorWatch(spec, SignalSettings(), limits.stop_dead_time_s)
         self._output = fast_output(spec)
 
-    def start(self) -> GateState:
-        """The state of a machine that stands in neutral."""
-        return GateState(self.neutral, self._rest)
+    @property
+    def brakes(self) -> bool:
+        """Whether there are joints that neutral does not stop."""
+        return any(share > 0 for share in self.limits.brake)
+
+    def start(self, before: GateState | None = None) -> GateState:
+        """The state of a machine that stands in neutral. What was learned about its joints `before` stays."""
+        joints = self.joints.start(None if before is None else before.joints)
+        return GateState(self.neutral, self._rest, joints, self._sensors.start(), self._calm)
 
     def __call__(
         self,
@@ -98,60 +133,159 @@ class Gate:
         reference: np.ndarray | None = None,
         age_s: float = 0.0,
         authority: float = 1.0,
+        recovering: bool = False,
     ) -> GateResult:
-        """What may be applied of `proposed`. `authority` in [0, 1] shrinks the range around neutral."""
-        limits, values = self.limits, measured.tolist()
+        """What may be applied of `proposed`. `authority` in [0, 1] shrinks the range around neutral.
+
+        While `recovering` a joint may be outside its limits, and is only let back.
+        """
+        limits = self.limits
+        if measured.shape != (self.spec.layout.num_measured,):
+            return self._nothing(f"the measurement has the shape {measured.shape}", state)
+        values = measured.tolist()
         if not all(map(math.isfinite, values)):
             return self._without(state)
         if proposed.shape != self.neutral.shape or not all(map(math.isfinite, proposed.tolist())):
-            return self._nothing(NOT_FINITE)
+            return self._nothing(NOT_FINITE, state)
         if not age_s <= limits.command_age_s:
-            return self._nothing(TOO_OLD)
-        share, output = min(max(authority, 0.0), 1.0), ()
+            return self._nothing(TOO_OLD, state)
+        efforts, effort = self._efforts(state.command.tolist())
+        sensors = state.sensors
+        if limits.check_sensors:
+            verdict, why, sensors = self._sensors.check(sensors, values, efforts, effort, state.age)
+            if verdict is Verdict.FAULT:
+                return self._nothing(why, state)
+            if verdict is Verdict.MISSING:
+                return self._without(state, why)
+        else:
+            sensors = dataclasses.replace(sensors, values=tuple(values))
+        rooms, joints = self.joints(state.joints, values, efforts, state.age, recovering)
+        if rooms.fault:
+            return self._nothing(rooms.fault, dataclasses.replace(state, joints=joints))
+        share, output = (min(authority, 1.0) if authority >= 0 else 0.0) * rooms.of_all, ()
         if limits.box_low or (reference is not None and limits.tracking_error < math.inf):
             output = tuple(self._output(np.asarray(measured, np.float32)).tolist())
             if reference is not None and not math.dist(output, reference.tolist()) <= limits.tracking_error:
-                return self._nothing(TRACKING_ERROR)
+                return self._nothing(TRACKING_ERROR, state)
             if limits.box_low:
-                if self._outside(output) > limits.box_margin:
-                    return self._nothing(OUTSIDE_BOX)
+                if not (all(map(math.isfinite, output)) and self._outside(output) <= limits.box_margin):
+                    return self._nothing(OUTSIDE_BOX, state)
                 share *= self._room_in_box(output, state)
-        bounds = self._bounds(state, values, share)
+        with np.errstate(over="ignore"):
+            wanted = proposed.astype(np.float32)  # beyond float32 it becomes infinite, which is clipped
+        targets, chatter, chatters = self._follow_mean(state, wanted.tolist())
+        chattered = state.chattered + 1 if chatters else 0
+        if not chattered * self.spec.period_s <= limits.chatter_s:
+            return self._nothing(CHATTER, state)
+        bounds = self._bounds(state, rooms.of_joint, share)
         low, cap_low = round_up(bounds[:2])
         high, cap_high = round_down(bounds[2:])
-        with np.errstate(over="ignore"):
-            wanted = proposed.astype(np.float32)  # beyond float32 it becomes infinite, which the next line clips
-        ramped = np.maximum(np.minimum(wanted, high), np.minimum(low, high))
-        cap_low, cap_high = np.minimum(cap_low, self.neutral), np.maximum(cap_high, self.neutral)
+        ramped = np.maximum(np.minimum(np.asarray(targets, np.float32), high), np.minimum(low, high))
+        # A cap leads to neutral at once, and past it, where it brakes, as fast as the ramp.
+        cap_high = np.maximum(cap_high, np.minimum(low, self.neutral))
+        cap_low = np.minimum(np.minimum(cap_low, np.maximum(high, self.neutral)), cap_high)
         command = np.maximum(np.minimum(ramped, cap_high), cap_low)
         change = [
             new - old if new == free else 0.0
             for new, old, free in zip(command.tolist(), state.command.tolist(), ramped.tolist())  # noqa: B905
         ]
-        following = GateState(command, tuple(change), tuple(values), output, lost=append_lost(state.lost, False))
+        following = GateState(
+            command,
+            tuple(change),
+            joints,
+            sensors,
+            chatter,
+            output,
+            lost=append_lost(state.lost, False),
+            chattered=chattered,
+        )
         return GateResult(command, command == wanted, "", following)
 
-    def _nothing(self, fault: str) -> GateResult:
-        return self._neutral(fault, self.start())
+    def rest(self, state: GateState, measured: np.ndarray) -> np.ndarray:
+        """The command that brings the machine to rest: neutral, or where that does not stop a joint, its brake."""
+        command, limits = self.neutral.copy(), self.limits
+        values = measured.tolist()
+        if not self.brakes or not all(map(math.isfinite, values)):
+            return command
+        for channel, (low, high, middle, step, _, joint, sign) in enumerate(self._channels):
+            if joint < 0 or not limits.brake[joint] > 0:
+                continue
+            speed = self.joints.speed(state.joints, joint, values) * sign
+            # Deceleration × this time is the speed from which on all of the brake is used.
+            gentle_s = 3.0 * (self.joints.joints[joint].dead_time_s + self.spec.period_s)
+            share = min(abs(speed) / (limits.deceleration[joint] * gentle_s), 1.0) * limits.brake[joint]
+            goal = middle + share * ((low if speed > 0 else high) - middle)
+            last = min(max(float(state.command[channel]), min(goal, middle)), max(goal, middle))
+            command[channel] = min(max(goal, last - step), last + step)
+        return command
+
+    def is_slow(self, state: GateState, measured: np.ndarray) -> bool:
+        """Whether no joint that neutral does not stop moves; false where that is not known."""
+        return self.joints.stand(state.joints, measured.tolist())
+
+    def follow(self, state: GateState, command: np.ndarray, measured: np.ndarray) -> GateState:
+        """The state after a command that was applied without asking the gate: `rest`."""
+        values = measured.tolist()
+        if not all(map(math.isfinite, values)):
+            return dataclasses.replace(state, command=command, change=self._rest, age=state.age + 1)
+        efforts, _ = self._efforts(state.command.tolist())
+        joints = self.joints(state.joints, values, efforts, state.age, True)[1]
+        sensors = dataclasses.replace(state.sensors, values=tuple(values))
+        return GateState(command, self._rest, joints, sensors, self._calm)
+
+    def _nothing(self, fault: str, state: GateState) -> GateResult:
+        return self._neutral(fault, self.start(state))
 
     def _neutral(self, fault: str, following: GateState) -> GateResult:
         return GateResult(self.neutral, np.zeros(len(self.neutral), bool), fault, following)
 
-    def _without(self, state: GateState) -> GateResult:
+    def _without(self, state: GateState, why: str = LOST_MEASUREMENT) -> GateResult:
         """A step without a measurement. The last measurement stays, with its age, for speeds after the gap."""
         limits, lost = self.limits, append_lost(state.lost, True)
         in_a_row = all(lost[-limits.dropouts - 1 :]) and len(lost) > limits.dropouts
         often = sum(lost) > max(limits.dropouts, limits.dropouts_of_20)
         following = dataclasses.replace(state, command=self.neutral, change=self._rest, age=state.age + 1, lost=lost)
-        return self._neutral(LOST_MEASUREMENT if in_a_row or often else "", following)
+        return self._neutral(why if in_a_row or often else "", following)
 
-    def _bounds(self, state: GateState, values: list[float], share: float) -> np.ndarray:
+    def _efforts(self, command: list[float]) -> tuple[list[float], float]:
+        """Which share of the command range drove each joint up, or, negative, down; and the largest of all channels."""
+        efforts, largest = [0.0] * len(self.joints.joints), 0.0
+        for value, (low, high, middle, _, _, joint, sign) in zip(command, self._channels):  # noqa: B905
+            width = high - middle if value > middle else middle - low
+            share = (value - middle) / width if width > 0 else 0.0
+            largest = max(largest, abs(share))
+            if joint >= 0:
+                efforts[joint] = min(max(efforts[joint] + sign * share, -1.0), 1.0)
+        return efforts, largest
+
+    def _follow_mean(
+        self, state: GateState, wanted: list[float]
+    ) -> tuple[list[float], tuple[tuple[float, float, float, bool], ...], bool]:
+        """What each channel aims at: what is wanted or, while that chatters, its mean."""
+        targets, chatter, chatters, fade = [], [], False, self._fade
+        for want, last, change, (low, high, _, step, bend, _, _), (mean, before, swings, followed) in zip(  # noqa: B905
+            wanted, state.command.tolist(), state.change, self._channels, state.chatter
+        ):
+            want = min(max(want, low), high)
+            mean += (1.0 - fade) * (want - mean)
+            swings *= fade
+            above, below = last + min(step, change + bend), last - min(step, bend - change)
+            way = math.copysign(1.0, want - last) if want != last else 0.0
+            is_cut = not below <= want <= above
+            if is_cut and way * before < 0:
+                swings = min(swings + 1.0, 1.5 * CHATTERS)
+            follows = swings >= (CALM if followed else CHATTERS)
+            targets.append(mean if follows else want)
+            chatters = chatters or follows
+            chatter.append((mean, way or before, swings, follows))
+        return targets, tuple(chatter), chatters
+
+    def _bounds(self, state: GateState, rooms: list[tuple[float, float]], share: float) -> np.ndarray:
         """Rows: lowest by the ramp, lowest by the caps, highest by the ramp, highest by the caps; a column per channel.
 
-        The ramp is range, rate and acceleration. The caps are what joint margins, box and authority leave around
-        neutral.
+        The ramp is range, rate and acceleration. The caps are what joint limits, box and authority leave around
+        neutral; where a joint must brake, they lie beyond neutral.
         """
-        rooms = self._rooms(state, values)
         columns = []
         for (low, high, middle, step, bend, joint, sign), last, change in zip(  # noqa: B905
             self._channels, state.command.tolist(), state.change
@@ -164,29 +298,12 @@ class Gate:
             columns.append(
                 (
                     last - down,
-                    middle + share * below * (low - middle),
+                    middle + (share * below * (low - middle) if below >= 0 else -below * (high - middle)),
                     last + up,
-                    middle + share * above * (high - middle),
+                    middle + (share * above * (high - middle) if above >= 0 else -above * (low - middle)),
                 )
             )
         return np.asarray(columns).T
-
-    def _rooms(self, state: GateState, values: list[float]) -> list[tuple[float, float]]:
-        """How freely each joint may still move down and up: 1 outside its margins, 0 at its limit."""
-        if self.limits.joint_margin <= 0:
-            return []
-        rooms = []
-        for at, speed_at, low, high, margin in self._joints:
-            position = values[at]
-            if speed_at >= 0:
-                speed = values[speed_at]
-            else:
-                elapsed = state.age * self.spec.period_s
-                speed = (position - state.measured[at]) / elapsed if state.measured else 0.0
-            ahead = self.limits.lookahead_s * speed
-            below, above = (position + min(ahead, 0.0) - low) / margin, (high - position - max(ahead, 0.0)) / margin
-            rooms.append((min(max(below, 0.0), 1.0), min(max(above, 0.0), 1.0)))
-        return rooms
 
     def _outside(self, output: tuple[float, ...]) -> float:
         limits = self.limits

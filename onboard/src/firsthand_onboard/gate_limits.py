@@ -16,6 +16,17 @@ WINDOW = 20
 """Missing measurements are also counted over this many steps."""
 
 
+STOPPING = {
+    "lag_s": "stop_lag_s",
+    "dead_time_s": "stop_dead_time_s",
+    "deceleration": "deceleration",
+    "brake": "brake",
+    "speed": "speed",
+}
+"""What a machine may declare as `stopping`, and the fields of the limits that it becomes."""
+PER_POSITION = tuple(STOPPING.values())
+
+
 @dataclass(frozen=True)
 class GateLimits:
     """What the gate lets through. Lives on the robot's computer; nothing that arrives over the link can widen it."""
@@ -35,9 +46,27 @@ class GateLimits:
     sign: tuple[int, ...]
     """1 where a command above neutral moves that position up, -1 where it moves it down."""
     joint_margin: float = 0.05
-    """Share of a joint's range over which motion towards its limit is slowed, to nothing at the limit; 0 is off."""
+    """Share of a joint's range over which motion towards its limit is slowed, in front of what it needs to stop; 0
+    switches off everything about joint limits and speeds."""
     lookahead_s: float = 0.2
-    """The joint and the output are looked at where they will be after this time at their present speed."""
+    """The output, and joints that no channel is known to move, are looked at where they will be after this time at
+    their present speed. Other joints too, where they need less to stop."""
+    limit_tolerance: float = 0.01
+    """A joint further beyond its limit than this share of its range is a fault."""
+    stop_lag_s: tuple[float, ...] = ()
+    """How long each position goes on at its present speed, as a distance over that speed, once neutral has arrived;
+    infinite where neutral does not stop it. Empty where nobody has declared or measured it: then a long time is
+    assumed."""
+    stop_dead_time_s: tuple[float, ...] = ()
+    """Seconds until a command shows, per position; empty for none."""
+    deceleration: tuple[float, ...] = ()
+    """How quickly neutral, or `brake`, slows each position, per second²; empty or infinite where `stop_lag_s` says it
+    all."""
+    brake: tuple[float, ...] = ()
+    """Per position: the share of the command range, opposed to the motion, that stops it with `deceleration`; 0 where
+    neutral does. Empty where neutral stops them all."""
+    speed: tuple[float, ...] = ()
+    """Highest speed per position, per second; empty for none."""
     box_low: tuple[float, ...] = ()
     """Lower corner of the workspace box of the tracked output; empty for no box."""
     box_high: tuple[float, ...] = ()
@@ -52,13 +81,17 @@ class GateLimits:
     """How many measurements in a row may be missing (neutral is applied); one more is a fault."""
     dropouts_of_20: int = 8
     """How many of the last 20 measurements may be missing, where that is more than `dropouts`; one more is a fault."""
+    chatter_s: float = math.inf
+    """A command that chatters for longer than this is a fault; it is counted in any case."""
+    check_sensors: int = 1
+    """1 where measurements are checked for what cannot be, and for sensors that are frozen; 0 where not."""
 
     def __post_init__(self) -> None:
         size = len(self.low)
         for name in ("high", "neutral", "rate", "acceleration", "joint", "sign"):
             if len(getattr(self, name)) != size:
                 raise SpecError(f"gate.{name} has {len(getattr(self, name))} entries, but must have {size}, like low")
-        for name in ("joint", "sign", "dropouts", "dropouts_of_20"):
+        for name in ("joint", "sign", "dropouts", "dropouts_of_20", "check_sensors"):
             if not _is_kind(getattr(self, name), whole=True):
                 raise SpecError(f"gate.{name} is {getattr(self, name)!r}, but must be made of whole numbers")
         for i in range(size):
@@ -80,19 +113,51 @@ class GateLimits:
             raise SpecError(f"gate.joint_margin is {self.joint_margin}, but must lie between 0 and 0.5")
         if not (math.isfinite(self.lookahead_s) and self.lookahead_s >= 0):
             raise SpecError(f"gate.lookahead_s is {self.lookahead_s}, but must be zero or a positive number")
-        for name in ("box_margin", "tracking_error", "command_age_s"):
+        for name in ("box_margin", "tracking_error", "command_age_s", "chatter_s", "limit_tolerance"):
             if not getattr(self, name) > 0:
                 raise SpecError(f"gate.{name} is {getattr(self, name)}, but must be a positive number")
         for name in ("dropouts", "dropouts_of_20"):
             if not 0 <= getattr(self, name) < WINDOW:
                 raise SpecError(f"gate.{name} is {getattr(self, name)}, but must lie between 0 and {WINDOW - 1}")
+        if self.check_sensors not in (0, 1):
+            raise SpecError(f"gate.check_sensors is {self.check_sensors}, but must be 0 or 1")
+        self._check_stopping()
+
+    def _check_stopping(self) -> None:
+        for name in PER_POSITION:
+            for i, value in enumerate(getattr(self, name)):
+                least_excluded = name in ("deceleration", "speed")
+                if not (value > 0 if least_excluded else value >= 0):
+                    what = "above 0" if least_excluded else "0 or more"
+                    raise SpecError(f"gate.{name}[{i}] is {value}, but must be {what}")
+        for i, share in enumerate(self.brake):
+            if not share <= 1:
+                raise SpecError(f"gate.brake[{i}] is {share}, but must lie between 0 and 1, the whole command range")
+            if share > 0 and not (i < len(self.deceleration) and self.deceleration[i] < math.inf):
+                raise SpecError(f"gate.brake[{i}] is {share}, but deceleration[{i}] does not say how well that brakes")
+            if share > 0 and i not in self.joint:
+                raise SpecError(
+                    f"gate.brake[{i}] is {share}, but no channel is known to move position {i} (gate.joint)"
+                )
+        for i, lag in enumerate(self.stop_lag_s):
+            if not (lag < math.inf or (i < len(self.brake) and self.brake[i] > 0)):
+                raise SpecError(
+                    f"gate.stop_lag_s[{i}] is {lag}: neutral does not stop position {i}. Say how it stops: brake and "
+                    "deceleration, in the limits or in `stopping` of the machine's class"
+                )
+        for i, dead in enumerate(self.stop_dead_time_s):
+            if not dead < math.inf:
+                raise SpecError(f"gate.stop_dead_time_s[{i}] is {dead}, but must be a number")
 
     @staticmethod
-    def of(spec: ControlSpec, neutral: Any = None, directions: Any = None, **changes: Any) -> GateLimits:
-        """Careful limits for a robot: full range in 0.2 s, and joint margins where it is known what a channel moves.
+    def of(
+        spec: ControlSpec, neutral: Any = None, directions: Any = None, stopping: Any = None, **changes: Any
+    ) -> GateLimits:
+        """Careful limits for a robot: full range in 0.2 s, and joint limits where it is known what a channel moves.
 
-        `neutral` may be left out where `assumed_neutral` knows it. `directions` has (joint, sign) per channel, as the
-        machine declares them; without it nothing is assumed, and the joint margins do nothing.
+        `neutral` may be left out where `assumed_neutral` knows it. `directions` has (joint, sign) per channel and
+        `stopping` how joints stop (see `read_stopping`), as the machine declares them. Without directions nothing is
+        assumed: all channels are slowed where a joint comes near its limit. Without stopping a long time is assumed.
         """
         low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
         middle = assumed_neutral(spec) if neutral is None else np.asarray(neutral, float)
@@ -107,6 +172,7 @@ class GateLimits:
             "joint": tuple(int(joint) for joint, _ in pairs),
             "sign": tuple(int(sign) for _, sign in pairs),
             "command_age_s": spec.period_s,
+            **read_stopping(spec, stopping),
         }
         return GateLimits(**{**fields, **changes})
 
@@ -114,7 +180,9 @@ class GateLimits:
     def wide(spec: ControlSpec, neutral: Any = None) -> GateLimits:
         """Only what a simulation has too: finite commands inside their range."""
         free = (math.inf,) * spec.layout.num_commands
-        return GateLimits.of(spec, neutral, rate=free, acceleration=free, joint_margin=0.0, command_age_s=math.inf)
+        return GateLimits.of(
+            spec, neutral, rate=free, acceleration=free, joint_margin=0.0, command_age_s=math.inf, check_sensors=0
+        )
 
     def to_json(self) -> str:
         """As JSON; an infinite number becomes null."""
@@ -122,7 +190,9 @@ class GateLimits:
         return json.dumps(plain, sort_keys=True)
 
     @staticmethod
-    def from_json(text: str, spec: ControlSpec, neutral: Any = None, directions: Any = None) -> GateLimits:
+    def from_json(
+        text: str, spec: ControlSpec, neutral: Any = None, directions: Any = None, stopping: Any = None
+    ) -> GateLimits:
         """Limits from a file; what it does not name is as `GateLimits.of` has it."""
         try:
             data = json.loads(text)
@@ -137,7 +207,7 @@ class GateLimits:
         fields = {name: _replace(value, None, math.inf) for name, value in data.items()}
         for field in dataclasses.fields(GateLimits):
             _check_kind(field.name, str(field.type).startswith("tuple"), fields, data)
-        return GateLimits.of(spec, fields.pop("neutral", neutral), directions, **fields)
+        return GateLimits.of(spec, fields.pop("neutral", neutral), directions, stopping, **fields)
 
 
 def _check_kind(name: str, several: bool, fields: dict[str, Any], data: dict[str, Any]) -> None:
@@ -151,6 +221,28 @@ def _is_kind(value: Any, *, whole: bool) -> bool:
     kinds = int if whole else (int, float)
     items = value if isinstance(value, tuple) else (value,)
     return all(isinstance(item, kinds) and not isinstance(item, bool) for item in items)
+
+
+def read_stopping(spec: ControlSpec, stopping: Any) -> dict[str, tuple[float, ...]]:
+    """The fields of the limits that a machine's `stopping` becomes.
+
+    It is a mapping with `lag_s`, `dead_time_s`, `deceleration`, `brake` and `speed`, each a number for all positions or
+    one per position; None in it means infinite.
+    """
+    if stopping is None:
+        return {}
+    if not isinstance(stopping, dict) or any(name not in STOPPING for name in stopping):
+        raise SpecError(f"stopping is {stopping!r}, but must be a mapping with fields out of {', '.join(STOPPING)}")
+    count, fields = len(spec.layout.position), {}
+    for name, value in stopping.items():
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        values = tuple(value) if isinstance(value, (list, tuple)) else (value,) * count
+        values = tuple(math.inf if item is None else item for item in values)
+        if len(values) != count or not _is_kind(values, whole=False):
+            raise SpecError(f"stopping.{name} is {value!r}, but must be a number, or a list of {count}, per position")
+        fields[STOPPING[name]] = tuple(float(item) for item in values)
+    return fields
 
 
 def assumed_neutral(spec: ControlSpec) -> np.ndarray:

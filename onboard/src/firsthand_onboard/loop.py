@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ GoOn = Callable[[int], str]
 """From the number of steps done to the reason why the trajectory ends there, or an empty text."""
 
 DONE = "done"
+MAX_BRAKING_S = 5.0
+"""How long a machine that neutral does not stop is braked at the end of a motion."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Executor:
         self.newest = measured
         """The newest measurement, with what is missing in it."""
         self._live = None
-        self.gate_state = self.gate.start()
+        self.gate_state = self.gate.start(self.gate_state)
 
     @property
     def measured(self) -> np.ndarray:
@@ -116,14 +119,47 @@ class Executor:
         self._live = None
 
     def hold(self) -> None:
-        """One period in neutral. The state vector follows, so that the next trajectory starts from the truth."""
-        self.machine.neutral()
-        self.gate_state = self.gate.start()
+        """One period in neutral. The state vector follows, so that the next trajectory starts from the truth.
+
+        The gate goes on watching: a joint that drifts towards its limit although the command is neutral is braked.
+        """
+        command = self._guard()
+        if (command == self.gate.neutral).all():
+            self.machine.neutral()
+        else:
+            self.machine.write(command)
         self.forget_estimate()
         if isinstance(self.clock, LockStep):
             return
         self.clock.wait(self.poll)
-        self._move_on(self.gate.neutral)
+        self._move_on(command)
+
+    def _guard(self) -> np.ndarray:
+        """What the gate makes of neutral while the machine holds; standing outside a limit is no fault here."""
+        gated = self.gate(self.gate_state, self.gate.neutral, self.newest, recovering=True)
+        self.gate_state = gated.state if not gated.fault else self.gate.start(self.gate_state)
+        return gated.command
+
+    def come_to_rest(self) -> None:
+        """The end of a motion: neutral, after braking what neutral does not stop."""
+        try:
+            for _ in range(math.ceil(MAX_BRAKING_S / self.spec.period_s) if self.gate.brakes else 0):
+                if not np.isfinite(self.newest).all() or self.gate.is_slow(self.gate_state, self.newest):
+                    break
+                command = self.gate.rest(self.gate_state, self.newest)
+                self.machine.write(command)
+                self.clock.wait(self.poll)
+                self._move_on(command)
+                self.gate_state = self.gate.follow(self.gate_state, command, self.newest)
+        except MachineError:
+            pass  # neutral is what is left
+        self.machine.neutral()
+        self.gate_state = self.gate.start(self.gate_state)
+
+    def describe_outside(self) -> str:
+        """One sentence where the machine stands outside its limits; empty where it does not, or nothing is known."""
+        values = self.newest.tolist()
+        return self.gate.joints.describe_outside(values) if np.isfinite(self.newest).all() else ""
 
     def visit(
         self,
@@ -242,8 +278,7 @@ class Executor:
             ended, fault = str(error), True
         if ended != DONE:
             measured[valid.sum() + 1 :] = measured[valid.sum()]  # what did not happen is padded
-            self.machine.neutral()
-            self.gate_state = self.gate.start()
+            self.come_to_rest()
             self.forget_estimate()
         if reference is None:
             reference = np.zeros((steps, self.spec.num_outputs), np.float32)

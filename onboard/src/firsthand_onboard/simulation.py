@@ -80,6 +80,7 @@ class UdpMachine:
         self.spec = ControlSpec.from_json(json.dumps(described["spec"]))
         self.neutral_command = np.asarray(described["neutral"], np.float32)
         self.directions, self.homing = described["directions"], described["homing"]
+        self.stopping = described.get("stopping")
         self.lock_step, self.simulated = bool(described["lock_step"]), described.get("simulated") is True
         self._answer: np.ndarray | None = None
         # A read that takes longer has missed its period anyway; only the first may.
@@ -178,6 +179,7 @@ class PlantServer:
                 "spec": json.loads(self.plant.spec.to_json()),
                 "neutral": self.neutral.tolist(),
                 "directions": getattr(self.plant, "directions", None),
+                "stopping": getattr(self.plant, "stopping", None),
                 "homing": getattr(self.plant, "homing", None),
                 "lock_step": self.lock_step,
                 "simulated": True,

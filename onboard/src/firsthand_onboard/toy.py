@@ -39,6 +39,7 @@ class Toy:
     """The toy's physics: a command arrives after one period, and the joint speed follows it with a lag of 0.15 s."""
 
     directions = ((0, 1), (1, 1))
+    stopping: ClassVar[dict[str, Any]] = {"lag_s": 0.15, "dead_time_s": 0.04}
     homing: ClassVar[dict[str, Any]] = {"position": [-0.5, 1.0], "speed": 0.1}
 
     def __init__(self, period_s: float | str = 0.04) -> None:

@@ -63,6 +63,14 @@ def declared_directions(machine: Any) -> list[tuple[int, int]] | None:
     return None if directions is None else [(int(joint), int(sign)) for joint, sign in directions]
 
 
+def declared_stopping(machine: Any) -> dict[str, Any] | None:
+    """The `stopping` that a machine declares, as plain numbers; None where it declares none."""
+    stopping = getattr(machine, "stopping", None)
+    if stopping is None:
+        return None
+    return {str(name): np.asarray(value).tolist() for name, value in dict(stopping).items()}
+
+
 class Watchdog:
     """The process that owns the machine."""
 
@@ -156,6 +164,7 @@ class Watchdog:
             "spec": None if spec is None else spec.to_json(),
             "neutral": None if neutral is None else np.asarray(neutral, float).tolist(),
             "directions": declared_directions(self.machine),
+            "stopping": declared_stopping(self.machine),
             "homing": declared_homing(self.machine),
             "lock_step": bool(getattr(self.machine, "lock_step", False)),
             "can_reset": can_reset(self.machine),

@@ -148,7 +148,9 @@ class ExecutorRobot(OnboardRobot):
         self.task, self.machine = task, machine
         self.can_reset = hasattr(machine, "reset")
         self.hardware = not self.can_reset
-        limits = GateLimits.of(task.spec, directions=machine.directions) if limits is None else limits
+        if limits is None:
+            stopping = getattr(machine, "stopping", None)
+            limits = GateLimits.of(task.spec, directions=machine.directions, stopping=stopping)
         self.homing = None if homing is None else HomingController(task.spec, limits, homing)
         self.executor = Executor(task.spec, machine, limits, LockStep(task.spec.period_s))
 

@@ -14,6 +14,9 @@ from .registry import NamedRobot, find_robot
 
 DIRECTIONS: dict[str, tuple[tuple[int, int], ...]] = {"excavator": ((0, -1), (1, 1), (2, 1), (3, 1))}
 """Which joint a command moves, and which way, by the task's name. The boom's cylinder lowers its angle."""
+STOPPING: dict[str, dict[str, float]] = {"excavator": {"lag_s": 0.25, "dead_time_s": 0.08}}
+"""How the joints stop, by the task's name. From full speed they go on for 0.06 to 0.24 s at that speed, dead time
+included."""
 
 
 class MachinePlant:
@@ -22,6 +25,7 @@ class MachinePlant:
     def __init__(self, plant: AbstractPlant, task: Task, *, seed: int = 0) -> None:
         self.spec, self._plant = task.spec, plant
         self.directions = DIRECTIONS.get(task.name)
+        self.stopping = STOPPING.get(task.name)
         self.homing = {"position": [float(p) for p in np.asarray(task.home)]} if self.directions else None
         self._key = jax.random.key(seed)
         values, rest = eqx.partition(plant, eqx.is_array)
@@ -67,6 +71,7 @@ class LockStepMachine:
 
     def __init__(self, plant: MachinePlant) -> None:
         self.plant, self.spec, self.directions, self.homing = plant, plant.spec, plant.directions, plant.homing
+        self.stopping = plant.stopping
 
     def read(self) -> np.ndarray:
         """What the sensors say."""

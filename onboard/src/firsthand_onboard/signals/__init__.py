@@ -1,9 +1,13 @@
 """Checks on measured signals, shared by the learner, the readers of logs, the robots and the onboard program.
 
-`samples` looks at single samples (range, spikes, stuck sensors, leaps), `units` at whole signals (wrapped angles, wrong
-units), `periods` at the times of rows. Every threshold is a field of a class in `settings`. Numpy only.
+`samples` looks at single samples (range, spikes, stuck sensors, leaps), `live` at one measurement after the other while
+a machine moves, `units` at whole signals (wrapped angles, wrong units), `periods` at the times of rows. Every
+threshold is a field of a class in `settings`. Numpy only.
 """
 
+from .live import SensorMemory as SensorMemory
+from .live import SensorWatch as SensorWatch
+from .live import Verdict as Verdict
 from .periods import compare_period as compare_period
 from .periods import find_joined_rows as find_joined_rows
 from .samples import IMPLAUSIBLE as IMPLAUSIBLE

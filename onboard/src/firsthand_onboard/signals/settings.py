@@ -48,12 +48,21 @@ class SignalSettings:
     """A position leaps when it moves further in one period than this many times its speed allows …"""
     leap_range: float = 0.25
     """… and this share of its range besides."""
+    frozen_s: float = 0.5
+    """A sensor that shows the same for this long at full command, longer at less, is frozen; dead time comes on top."""
+    unknown_dead_time_s: float = 0.2
+    """That dead time where it is not known."""
+    frozen_command: float = 0.25
+    """Commands below this share of their range need not move anything: valves have dead bands."""
+    contradicted_steps: int = 5
+    """A position or velocity must be the same for at least this many measurements before its partner contradicts it."""
 
     def __post_init__(self) -> None:
         _check_positive(self, "signals")
-        _check_share(self, "signals", "spike_quantile")
-        if not isinstance(self.stuck_steps, int):
-            raise SpecError(f"signals.stuck_steps is {self.stuck_steps!r}, but must be a whole number")
+        _check_share(self, "signals", "spike_quantile", "frozen_command")
+        for name in ("stuck_steps", "contradicted_steps"):
+            if not isinstance(getattr(self, name), int):
+                raise SpecError(f"signals.{name} is {getattr(self, name)!r}, but must be a whole number")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,371 @@
+"""Keeps joints inside their limits: where each would come to rest, and what that leaves of its commands.
+
+A joint that moves at speed v towards a limit, at distance d, goes on by D(v) = T·v + v²/(2a) when its command becomes
+neutral: T is dead time and lag, a the deceleration. Both are declared or measured; where they are not, T is long
+(`UNKNOWN_STOP_S`). The share u of the command range towards the limit is then at most
+
+    u ≤ (d − D(v)) / m          what is left at the present speed, over the margin m
+    m·u + D(k·u) ≤ d            what is left at the speed k·u that this command leads to
+
+so that a joint approaches its limit no faster than it can stop. k, the speed at full command, is watched.
+
+Where neutral does not stop a joint, `brake` says which share of the command range, opposed to the motion, does: then u
+may become negative. Where that is not declared and a joint does not slow down under neutral either, an opposed command
+is the last resort, and a fault follows as soon as the joint stands.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from .gate_limits import GateLimits
+from .spec import ControlSpec
+
+UNKNOWN_STOP_S = 1.4
+"""How long a joint goes on at its present speed where nobody has declared how it stops: 1.2 s of lag, 0.2 s of dead
+time."""
+UNKNOWN_DEAD_TIME_S = 0.2
+WINDOW = 5
+"""Speeds are also taken from positions over this many periods: a velocity that reads too low must not hide motion."""
+UNSTOPPED_S, CREEPING_S = 0.2, 1.0
+"""A joint that has been predicted to pass its limit under neutral for this long does not stop by itself: the second
+where it would pass it within the tolerance, which may be noise."""
+SLOW, STANDING = 0.002, 1e-4
+"""Ranges per second below which a joint is slow, and stands."""
+SETTLE_S, MAX_BRAKING_S = 1.0, 10.0
+"""Braking ends this long after the joint has become slow, and is given up after the second."""
+BRAKE_SHARE = 0.7
+"""The share of the command range that brakes a joint of which nobody has declared how it stops."""
+OVERSPEED, OVERSPEED_STEPS = 1.25, 3
+"""A joint faster than this multiple of its highest speed, in this many measurements in a row, is a fault."""
+
+
+@dataclass(frozen=True)
+class JointMemory:
+    """What is remembered of the joints from step to step; lists have an entry per position and are never changed."""
+
+    gain: list[float]
+    """Highest speed per share of the command range that was seen."""
+    agility: list[float]
+    """Highest acceleration per share of the command range that was seen."""
+    effort: list[float]
+    """Recent largest share of the command range that drove the joint."""
+    passing: list[int]
+    """For how many steps it has been predicted to pass a limit although its command was neutral."""
+    fast: list[int]
+    """For how many measurements it has been too fast."""
+    history: tuple[tuple[int, list[float], list[float]], ...] = ()
+    """When, where and how fast the joints were lately, the newest last."""
+    tick: int = 0
+    """Counts periods."""
+    unstopped: tuple[int, int, int] = (-1, 0, 0)
+    """A joint that neutral does not stop, -1 for none; for how many steps it has been braked, and been slow."""
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """What the limits leave of the commands."""
+
+    of_joint: list[tuple[float, float]] = field(default_factory=list)
+    """Shares of the command range that may move each joint down and up: 1 is all, 0 neutral, below that it brakes."""
+    of_all: float = 1.0
+    """The same for all channels, because of joints that no channel is known to move."""
+    fault: str = ""
+    """Why the machine must stop, or an empty text."""
+
+
+@dataclass(frozen=True)
+class _Joint:
+    name: str
+    at: int
+    speed_at: int
+    low: float
+    high: float
+    margin: float
+    driven: bool
+    stop_s: float
+    dead_time_s: float
+    deceleration: float
+    brake: float
+    speed: float
+    declared: bool
+
+    @property
+    def range(self) -> float:
+        return self.high - self.low
+
+
+class JointLimits:
+    """The limits of one machine's joints, prepared for the loop."""
+
+    def __init__(self, spec: ControlSpec, limits: GateLimits) -> None:
+        self._period, self._tolerance = spec.period_s, limits.limit_tolerance
+        self._unstopped_steps = max(3, math.ceil(UNSTOPPED_S / spec.period_s))
+        self._creeping_steps = max(5, math.ceil(CREEPING_S / spec.period_s))
+        self.active = limits.joint_margin > 0
+        layout, box = spec.layout, spec.limits
+        velocity = layout.velocity or (-1,) * len(layout.position)
+        self.joints: list[_Joint] = []
+        for i, (at, speed_at, low, high) in enumerate(
+            zip(layout.position, velocity, box.position_low, box.position_high)  # noqa: B905 (Python 3.10)
+        ):
+            self.joints.append(_prepare(spec, limits, i, layout.measured[at], at, speed_at, low, high))
+        self._gains = _expected_speeds(spec)
+
+    def start(self, before: JointMemory | None = None) -> JointMemory:
+        """At rest. What was learned about the joints `before` stays."""
+        zeros = [0.0] * len(self.joints)
+        counts = [0] * len(self.joints)
+        if before is None:
+            return JointMemory(self._gains, zeros, zeros, counts, counts)
+        return JointMemory(before.gain, before.agility, zeros, counts, counts)
+
+    def __call__(
+        self, memory: JointMemory, values: list[float], efforts: list[float], elapsed: int, recovering: bool = False
+    ) -> tuple[Rooms, JointMemory]:
+        """What is left of the commands at a measurement.
+
+        `efforts` are the shares of the command range that drove each joint up (or, negative, down) in the last period,
+        `elapsed` the periods since the last measurement.
+        """
+        if not self.active:
+            return Rooms(), memory
+        tick, braking = memory.tick + elapsed, memory.unstopped[0] >= 0
+        positions, speeds, window = [], [], memory.history
+        rooms, of_all, fault = [], 1.0, ""
+        gains, agilities, kept_efforts, passing, fast = [], [], [], [], []
+        for i, joint in enumerate(self.joints):
+            position = values[joint.at]
+            rate, slope = self._speed(joint, i, position, values, tick, window)
+            positions.append(position)
+            speeds.append(rate)
+            effort = max(abs(efforts[i]), memory.effort[i] * (1.0 - min(elapsed * self._period / joint.stop_s, 1.0)))
+            gain, agility = memory.gain[i], memory.agility[i]
+            if abs(efforts[i]) > 0.2:
+                gain = max(gain, abs(rate) / effort)
+                agility = max(agility, abs(self._acceleration(i, rate, tick, window)) / effort)
+            gains.append(gain)
+            agilities.append(agility)
+            kept_efforts.append(effort)
+            # Comparisons are written so that NaN fails them.
+            tolerance = self._tolerance * joint.range
+            if not (joint.low - tolerance <= position <= joint.high + tolerance or recovering or braking):
+                fault = fault or self._describe_outside(joint, position, bool(window))
+            acceleration = self._acceleration(i, rate, tick, window)
+            gaining = acceleration * joint.dead_time_s if joint.brake == 0 else 0.0
+            up = self._room(joint, joint.high - position, max(rate, slope, rate + gaining), gain, agility)
+            down = self._room(joint, position - joint.low, max(-rate, -slope, -rate - gaining), gain, agility)
+            if joint.speed < math.inf:
+                soon = rate + acceleration * joint.stop_s
+                up, down = (
+                    min(up, self._room_of_speed(joint, soon, gain)),
+                    min(down, self._room_of_speed(joint, -soon, gain)),
+                )
+            if not joint.driven:
+                of_all = min(of_all, up if rate > 0 else 1.0, down if rate < 0 else 1.0)
+            rooms.append((min(down, 1.0), min(up, 1.0)))
+            too_fast = not abs(rate) <= OVERSPEED * joint.speed
+            fast.append(memory.fast[i] + 1 if too_fast else 0)
+            if fast[i] >= OVERSPEED_STEPS:
+                fault = fault or f"{joint.name} moves at {abs(rate):.3g} per s, faster than its limit {joint.speed:g}"
+            passing.append(self._count_passing(joint, memory.passing[i], position, slope, efforts[i], gain, agility))
+        rooms, unstopped, why = self._brake(memory, rooms, passing, speeds, agilities)
+        memory = JointMemory(
+            gains,
+            agilities,
+            kept_efforts,
+            passing,
+            fast,
+            (*window[-WINDOW + 1 :], (tick, positions, speeds)),
+            tick,
+            unstopped,
+        )
+        return Rooms(rooms, max(of_all, 0.0), fault or why), memory
+
+    def describe_outside(self, values: list[float]) -> str:
+        """One sentence for a joint that stands outside its limits; empty where none does."""
+        for joint in self.joints if self.active else ():
+            tolerance = self._tolerance * joint.range
+            if not joint.low - tolerance <= values[joint.at] <= joint.high + tolerance:
+                return self._describe_outside(joint, values[joint.at], False)
+        return ""
+
+    def speed(self, memory: JointMemory, i: int, values: list[float]) -> float:
+        """The speed of a joint at a measurement."""
+        joint = self.joints[i]
+        return self._speed(joint, i, values[joint.at], values, memory.tick + 1, memory.history)[0]
+
+    def stand(self, memory: JointMemory, values: list[float]) -> bool:
+        """Whether all joints that neutral does not stop are slow."""
+        return all(
+            abs(self.speed(memory, i, values)) <= SLOW * joint.range
+            for i, joint in enumerate(self.joints)
+            if joint.brake > 0
+        )
+
+    def _speed(
+        self, joint: _Joint, i: int, position: float, values: list[float], tick: int, window: tuple
+    ) -> tuple[float, float]:
+        """The speed as measured, or over the last period; and over the whole window."""
+        if not window:
+            return (values[joint.speed_at] if joint.speed_at >= 0 else 0.0), 0.0
+        then, earlier, _ = window[0]
+        slope = (position - earlier[i]) / ((tick - then) * self._period)
+        if joint.speed_at >= 0:
+            return values[joint.speed_at], slope
+        then, earlier, _ = window[-min(2, len(window))]
+        return (position - earlier[i]) / ((tick - then) * self._period), slope
+
+    def _acceleration(self, i: int, rate: float, tick: int, window: tuple) -> float:
+        """Over the whole window; 0 before there is one."""
+        if len(window) < WINDOW:
+            return 0.0
+        then, _, earlier = window[0]
+        return (rate - earlier[i]) / ((tick - then) * self._period)
+
+    def _distance(self, joint: _Joint, speed: float, gain: float, agility: float) -> float:
+        """How far a joint goes on at a speed towards a limit."""
+        distance = speed * joint.stop_s + speed * speed / (2.0 * joint.deceleration)
+        if not joint.declared and agility > 0:  # it may be a mass that stops no faster than it got up to speed
+            distance = max(distance, 2.0 * speed * max(gain, speed) / agility)
+        return distance
+
+    def _room(self, joint: _Joint, distance: float, speed: float, gain: float, agility: float) -> float:
+        """The share of the command range that may still move a joint towards a limit at `distance`."""
+        speed = max(speed, 0.0)
+        left = distance - self._distance(joint, speed, gain, agility)
+        if joint.brake > 0:
+            return max(left / joint.margin, -joint.brake)
+        room = left / joint.margin
+        linear = joint.margin + gain * joint.stop_s
+        root = math.sqrt(linear * linear + 2.0 * max(distance, 0.0) * gain * gain / joint.deceleration)
+        return max(min(room, 2.0 * distance / (linear + root)), 0.0)
+
+    def _room_of_speed(self, joint: _Joint, soon: float, gain: float) -> float:
+        """The share of the command range that keeps a joint to its highest speed, from where its speed is soon."""
+        if joint.brake > 0:
+            return max((joint.speed - soon) / (0.2 * joint.speed), -joint.brake)
+        return max(min(joint.speed / max(gain, 1e-9), 1.0 - (soon / joint.speed - 1.0) / 0.2), 0.0)
+
+    def _count_passing(
+        self, joint: _Joint, count: int, position: float, rate: float, effort: float, gain: float, agility: float
+    ) -> int:
+        """For how long a joint has been on its way beyond a limit, although it should have been able to stop.
+
+        In steps; those in which it would only pass the limit within the tolerance count less.
+        """
+        if joint.declared or not joint.driven or effort * rate > 0:
+            return 0
+        distance = joint.high - position if rate > 0 else position - joint.low
+        ahead = 0.6 * self._distance(joint, abs(rate), gain, agility)
+        if not ahead > max(distance, 0.0):
+            return 0
+        far = ahead > distance + self._tolerance * joint.range
+        return count + (self._creeping_steps if far else self._unstopped_steps)
+
+    def _brake(
+        self,
+        memory: JointMemory,
+        rooms: list[tuple[float, float]],
+        passing: list[int],
+        speeds: list[float],
+        agilities: list[float],
+    ) -> tuple[list[tuple[float, float]], tuple[int, int, int], str]:
+        """The last resort for a joint that does not slow down under neutral: an opposed command until it stands."""
+        which, steps, slow = memory.unstopped
+        if which < 0:
+            enough = self._unstopped_steps * self._creeping_steps
+            which = next((i for i, count in enumerate(passing) if count >= enough), -1)
+            if which < 0:
+                return rooms, (-1, 0, 0), ""
+        joint, speed = self.joints[which], speeds[which]
+        slow = slow + 1 if abs(speed) <= SLOW * joint.range else 0
+        stands = (slow >= 3 and abs(speed) <= STANDING * joint.range) or slow * self._period > SETTLE_S
+        now = (which, steps + 1, slow)
+        if stands or steps * self._period > MAX_BRAKING_S:
+            return (
+                rooms,
+                now,
+                f"{joint.name} does not slow down at the neutral command: declare how it stops (`brake`)",
+            )
+        # Less towards the end, so that the speed falls to zero within a few periods.
+        gentle = max(4.0 * self._period * BRAKE_SHARE * agilities[which], 0.005 * joint.range)
+        strength = BRAKE_SHARE * min(abs(speed) / gentle, 1.0)
+        closed = [(0.0, 0.0)] * len(rooms)
+        closed[which] = (strength, -strength) if speed > 0 else (-strength, strength)
+        return closed, now, ""
+
+    def _describe_outside(self, joint: _Joint, position: float, was_inside: bool) -> str:
+        limits = f"its limits {joint.low:g} to {joint.high:g}"
+        if was_inside:
+            return f"{joint.name} is at {position:.4g}, beyond {limits}"
+        return f"{joint.name} stands at {position:.4g}, outside {limits}: lead it back with `firsthand-onboard recover`"
+
+
+def _prepare(
+    spec: ControlSpec, limits: GateLimits, i: int, name: str, at: int, speed_at: int, low: float, high: float
+) -> _Joint:
+    known = bool(limits.stop_lag_s) or bool(limits.deceleration)
+    lag = limits.stop_lag_s[i] if limits.stop_lag_s else 0.0
+    dead = limits.stop_dead_time_s[i] if limits.stop_dead_time_s else 0.0 if known else UNKNOWN_DEAD_TIME_S
+    deceleration = limits.deceleration[i] if limits.deceleration else math.inf
+    brake = limits.brake[i] if limits.brake else 0.0
+    driven, margin = i in limits.joint, limits.joint_margin * (high - low)
+    if not driven:
+        stop_s = limits.lookahead_s
+    elif known:
+        stop_s = max(limits.lookahead_s, lag + dead + spec.period_s)
+    else:
+        stop_s = max(limits.lookahead_s, UNKNOWN_STOP_S)
+    if speed_at < 0:
+        stop_s += spec.period_s  # the speed is that of a while ago
+    if brake > 0:
+        # Commands set accelerations a·u. With u = (d − T·v)/m the approach is well damped from T = 2·sqrt(m/a) on, and
+        # stable where the gain of its speed loop, a·T/m, is well below one over the delay.
+        full, delay = deceleration / brake, dead + (1.5 if speed_at >= 0 else 2.5) * spec.period_s + _ramp_s(limits, i)
+        margin = max(margin, 16.0 * full * delay**2)
+        stop_s = delay + 2.0 * math.sqrt(margin / full)
+    return _Joint(
+        name,
+        at,
+        speed_at,
+        low,
+        high,
+        margin,
+        driven,
+        stop_s,
+        dead,
+        deceleration,
+        brake,
+        limits.speed[i] if limits.speed else math.inf,
+        known,
+    )
+
+
+def _ramp_s(limits: GateLimits, joint: int) -> float:
+    """About how much later a command comes because of its rate and acceleration limits."""
+    delays = [0.0]
+    for channel, moves in enumerate(limits.joint):
+        rate = limits.rate[channel]
+        if moves == joint and rate < math.inf:
+            half = (limits.high[channel] - limits.low[channel]) / 2.0
+            delays.append((half / rate + rate / limits.acceleration[channel]) / 2.0)
+    return max(delays)
+
+
+def _expected_speeds(spec: ControlSpec) -> list[float]:
+    """What is known of the speeds at full command before anything has moved.
+
+    References use 80 % of them; where they are not of positions, the scales of the velocities say what is usual, or
+    those of the changes.
+    """
+    layout, scales = spec.layout, spec.scales
+    ranges = [b - a for a, b in zip(spec.limits.position_low, spec.limits.position_high)]  # noqa: B905 (Python 3.10)
+    if spec.reference.space == "position":
+        speeds = [max(-a, b) / 0.8 for a, b in zip(spec.reference.rate_low, spec.reference.rate_high)]  # noqa: B905
+    elif layout.velocity:
+        speeds = [scales.measured_scale[at] for at in layout.velocity]
+    else:
+        speeds = [scales.change_scale[at] / spec.period_s for at in layout.position]
+    return [min(speed, 0.5 * width) for speed, width in zip(speeds, ranges)]  # noqa: B905

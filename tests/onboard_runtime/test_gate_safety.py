@@ -1,0 +1,242 @@
+"""Joints stop inside their limits, chatter keeps its mean, sensors are checked; the benchmark in its quick form."""
+
+import dataclasses
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from firsthand_onboard import SpecError
+from firsthand_onboard.gate import CHATTER, Gate
+from firsthand_onboard.gate_limits import GateLimits
+from firsthand_onboard.loop import Executor
+from firsthand_onboard.timing import LockStep
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "gate_safety.py"
+loaded = importlib.util.spec_from_file_location("gate_safety", FILE)
+assert loaded is not None
+assert loaded.loader is not None
+safety = importlib.util.module_from_spec(loaded)
+sys.modules["gate_safety"] = safety
+loaded.loader.exec_module(safety)
+
+SPEC = safety.make_spec()
+UP = ((0, 1),)
+
+
+@pytest.mark.parametrize("name", list(safety.MACHINES))
+@pytest.mark.parametrize("declared", [True, False])
+def test_full_command_ends_inside_the_limit(name, declared):
+    actuator = safety.MACHINES[name]
+    stopping = actuator.stopping if declared else None
+    for velocity in (True, False):
+        for start in (0.0, 1.8):
+            beyond, fault = safety.overshoot(actuator, stopping=stopping, velocity=velocity, start=start)
+            assert beyond <= 1.0, (name, velocity, start)
+            assert bool(fault) == (actuator.acceleration > 0 and not declared), fault
+
+
+def test_a_mass_that_nobody_has_declared_is_braked_and_refused():
+    beyond, fault = safety.overshoot(safety.MACHINES["mass, 1 rad/s²"], stopping=None)
+    assert beyond <= 1.0
+    assert "does not slow down at the neutral command: declare how it stops (`brake`)" in fault
+
+
+def test_neutral_that_does_not_stop_needs_a_brake():
+    with pytest.raises(SpecError, match="Say how it stops: brake and deceleration"):
+        GateLimits.of(SPEC, directions=UP, stopping={"lag_s": None})
+    with pytest.raises(SpecError, match=r"deceleration\[0\] does not say how well"):
+        GateLimits.of(SPEC, directions=UP, stopping={"brake": 1.0})
+    with pytest.raises(SpecError, match="no channel is known to move position 0"):
+        GateLimits.of(SPEC, stopping={"brake": 1.0, "deceleration": 1.0})
+    for wrong in ({"lag": 1.0}, [1.0], {"lag_s": "long"}, {"lag_s": [0.1, 0.2]}, {"lag_s": -1.0}, {"speed": 0.0}):
+        with pytest.raises(SpecError):
+            GateLimits.of(SPEC, directions=UP, stopping=wrong)
+    with pytest.raises(SpecError, match="must be"):
+        GateLimits.of(SPEC, directions=UP, stopping={"lag_s": math.nan})
+    stored = GateLimits.of(
+        SPEC, directions=UP, stopping={"lag_s": None, "brake": 0.5, "deceleration": 2.0, "speed": 1.0}
+    )
+    assert GateLimits.from_json(stored.to_json(), SPEC) == stored
+
+
+def test_beyond_a_limit_is_a_fault_and_the_tolerance_is_small():
+    gate = Gate(SPEC, GateLimits.of(SPEC, directions=UP))
+    state = gate(gate.start(), np.zeros(1), np.asarray([1.95, 0.0])).state
+    assert not gate(state, np.zeros(1), np.asarray([2.03, 0.0])).fault
+    assert "is at 2.05, beyond its limits -2 to 2" in gate(state, np.zeros(1), np.asarray([2.05, 0.0])).fault
+    assert "stands at -2.05, outside" in gate(gate.start(), np.zeros(1), np.asarray([-2.05, 0.0])).fault
+
+
+def test_a_joint_keeps_to_its_highest_speed():
+    spec = safety.make_spec()
+    gate = Gate(spec, GateLimits.of(spec, directions=UP, stopping={"lag_s": 0.2, "speed": 0.5}))
+    plant = safety.Actuator(0.2, speed=2.0).run(0.04, -2.0)
+    (position, speed), state, fastest = next(plant), gate.start(), 0.0
+    for _ in range(100):
+        result = gate(state, np.ones(1), np.asarray([position, speed]))
+        assert not result.fault
+        state = result.state
+        position, speed = plant.send(float(result.command[0]))
+        fastest = max(fastest, speed)
+    assert 0.4 < fastest < 0.6  # how fast full command is must be seen first
+    state = gate.start()
+    for k in range(3):  # driven by something else
+        result = gate(state, np.zeros(1), np.asarray([0.028 * k, 0.7]))
+        state = result.state
+    assert "faster than its limit 0.5" in result.fault
+
+
+def test_without_directions_all_commands_are_slowed_in_front_of_a_limit():
+    gate = Gate(SPEC, GateLimits.of(SPEC))
+    plant = safety.Actuator(0.1).run(0.04, 0.0)
+    (position, speed), state = next(plant), gate.start()
+    for _ in range(400):
+        result = gate(state, np.ones(1), np.asarray([position, speed]))
+        assert not result.fault
+        state = result.state
+        position, speed = plant.send(float(result.command[0]))
+    assert position < 2.04
+
+
+@pytest.mark.parametrize("name", list(safety.PATTERNS))
+def test_commands_of_mean_zero_keep_their_mean(name):
+    pattern = safety.PATTERNS[name]
+    for period in (0.04, 0.01):
+        spec = safety.make_spec(period)
+        gate = Gate(spec, GateLimits.of(spec, directions=UP, check_sensors=0))
+        rng, state, wanted, applied = np.random.default_rng(0), gate.start(), [], []
+        for k in range(600):
+            wanted.append(min(max(pattern(rng, k), -1.0), 1.0))
+            result = gate(state, np.asarray([pattern(np.random.default_rng(k), k)]), np.zeros(2))
+            state = result.state
+            applied.append(float(result.command[0]))
+        if name not in ("random signs", "normal"):  # whose own mean is only about zero
+            assert abs(np.mean(applied)) <= 0.05 * 2.0
+
+
+def test_alternating_commands_come_out_near_zero_and_are_counted():
+    gate = Gate(SPEC, GateLimits.of(SPEC, directions=UP, check_sensors=0))
+    limited = Gate(SPEC, dataclasses.replace(gate.limits, chatter_s=1.0))
+    state = other = gate.start()
+    largest, fault, at = 0.0, "", 0
+    for k in range(100):
+        command = np.asarray([1.0 - 2.0 * (k % 2)])
+        result = gate(state, command, np.zeros(2))
+        state = result.state
+        largest = max(largest, abs(float(result.command[0])))
+        if not fault:
+            second = limited(other, command, np.zeros(2))
+            other, fault, at = second.state, second.fault, k
+    assert largest <= 0.2
+    assert state.chattered > 90
+    assert fault == CHATTER
+    assert at == pytest.approx(1.0 / 0.04, abs=4)
+    for _ in range(60):  # a fast but steady change is no chatter, and passes
+        result = gate(state, np.asarray([0.8]), np.zeros(2))
+        state = result.state
+    assert state.chattered == 0
+    assert result.command[0] == np.float32(0.8)
+
+
+def run_sensors(measure, *, command: float = 1.0, steps: int = 100, velocity: bool = True, directions=UP) -> tuple:
+    """Full command while the sensors say what a test wants; when the fault came, which, and what was applied."""
+    spec = safety.make_spec(velocity=velocity)
+    gate = Gate(spec, GateLimits.of(spec, directions=directions, stopping={"lag_s": 0.2}))
+    state = gate.start()
+    for k in range(steps):
+        with np.errstate(all="ignore"):
+            result = gate(state, np.full(1, command), np.asarray(measure(k), float))
+        assert np.isfinite(result.command).all()
+        if result.fault:
+            return k * spec.period_s, result.fault
+        state = result.state
+    return math.inf, ""
+
+
+def moving(k: int) -> list[float]:
+    return [-1.5 + 0.02 * k, 0.5]
+
+
+@pytest.mark.parametrize("directions", [UP, None])
+@pytest.mark.parametrize("velocity", [True, False])
+def test_a_frozen_sensor_is_a_fault_while_the_machine_is_commanded(velocity, directions):
+    size = 1 + velocity
+    for since in (0, 20):
+        time, fault = run_sensors(
+            lambda k, since=since: moving(min(k, since))[:size], velocity=velocity, directions=directions
+        )
+        assert time - 0.04 * since <= 1.0
+        assert "frozen" in fault or "stuck" in fault
+    assert run_sensors(lambda k: [0.5, 0.0][:size], command=0.0, velocity=velocity)[1] == ""
+    assert run_sensors(lambda k: moving(k)[:size], velocity=velocity)[1] == ""
+
+
+def test_one_of_two_sensors_that_is_stuck_is_a_fault():
+    assert "joint 0 is stuck" in run_sensors(lambda k: [0.0, 0.5], command=0.2)[1]
+    assert "joint 0 velocity is stuck" in run_sensors(lambda k: [-1.5 + 0.03 * k, 0.0], command=0.2)[1]
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38, 1e6, 1e308, 101.0])
+@pytest.mark.parametrize("entry", [0, 1])
+def test_what_cannot_be_is_a_fault_at_once(value, entry):
+    def measure(k: int) -> list[float]:
+        values = moving(k)
+        if k == 10:
+            values[entry] = value
+        return values
+
+    assert run_sensors(measure)[0] == pytest.approx(0.4)
+    assert run_sensors(lambda k: [value, value])[0] == 0.0
+
+
+def test_a_position_that_leaps_counts_as_missing_and_a_lasting_leap_is_a_fault():
+    glitch = run_sensors(lambda k: [1.6, 0.5] if k == 10 else moving(k))
+    assert glitch[1] == ""
+    time, fault = run_sensors(lambda k: [1.6, 0.5] if k >= 10 else moving(k))
+    assert "leaps" in fault
+    assert time == pytest.approx(0.52)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (3,), (0,), (), (2, 1), (25_005,)])
+def test_a_measurement_of_another_shape_is_a_fault(shape):
+    gate = Gate(SPEC, GateLimits.of(SPEC, directions=UP))
+    assert "shape" in gate(gate.start(), np.zeros(1), np.zeros(shape)).fault
+
+
+def test_the_box_refuses_what_is_not_a_number():
+    spec = safety.make_spec(joints=2)
+    limits = GateLimits.of(spec, box_low=(-1.0, -1.0), box_high=(1.0, 1.0), check_sensors=0, joint_margin=0.0)
+    gate = Gate(spec, limits)
+    for values in ([3e38, 3e38, 0, 0], [1e300, -1e300, 0, 0], [2.0, 0.0, 0.0, 0.0]):
+        with np.errstate(all="ignore"):
+            assert gate(gate.start(), np.zeros(2), np.asarray(values, float)).fault
+
+
+def test_hostile_steps_leave_nothing_outside():
+    result = safety.measure_hostile(3000, seed=3)
+    assert result["outside"] == result["not finite"] == result["not neutral at a fault"] == 0
+    assert result["faults"] > 100
+
+
+def test_a_mass_with_a_brake_stands_at_the_end_of_every_motion():
+    results = safety.measure_endings()
+    assert "without brake: refused" in results
+    assert max(results.values()) <= 0.01
+
+
+def test_the_executor_ends_with_the_gates_fault_when_a_limit_is_passed():
+    class Pushed(safety.Driven):
+        """Something else moves it."""
+
+        def write(self, command: np.ndarray) -> None:
+            self._seen = (self._seen[0] + 0.05, 1.25)
+
+    machine = Pushed(safety.MACHINES["lag 0.3 s"])
+    limits = GateLimits.of(SPEC, directions=UP, stopping={"lag_s": 0.3})
+    done = Executor(SPEC, machine, limits, LockStep(0.04)).play(np.zeros((200, 1), np.float32))
+    assert done.fault
+    assert "beyond its limits" in done.ended

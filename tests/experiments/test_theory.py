@@ -125,7 +125,18 @@ def test_the_loop_of_the_best_linear_policy_is_the_known_matrix(task, episode):
     powers = [np.linalg.matrix_power(np.linalg.inv(unit) @ known @ unit, k) for k in range(1, 13)]
     growths = closed_loop.product_growth(np.asarray(matrices), scales)
     np.testing.assert_allclose(growths, [np.linalg.norm(p, 2) for p in powers], rtol=1e-3)
-    assert closed_loop.growth_per_step(growths) == pytest.approx(growths[-1] ** (1 / 12))
+    assert closed_loop.growth_per_step(growths) == pytest.approx((growths[-1] / growths[2]) ** (1 / 9))
+
+
+def test_the_transient_of_a_stable_loop_is_not_growth():
+    """A non-normal matrix with the eigenvalue 0.97 swells by more than a hundred before it falls."""
+    matrix = np.asarray([[0.97, 20.0], [0.0, 0.97]])
+    growths = closed_loop.product_growth(np.broadcast_to(matrix, (125, 2, 2)))
+    assert growths.max() > 100
+    assert growths[-1] ** (1 / 125) > 1.0  # what the whole product would say
+    assert closed_loop.growth_per_step(growths) < 1.0
+    unstable = closed_loop.product_growth(np.broadcast_to(1.02 / 0.97 * matrix, (125, 2, 2)))
+    assert closed_loop.growth_per_step(unstable) > 1.02
 
 
 @pytest.mark.parametrize(

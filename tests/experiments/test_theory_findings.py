@@ -39,6 +39,9 @@ def measured(finding: Finding, start: str) -> str:
     return next(row.measured for row in finding.rows if row.quantity.startswith(start))
 
 
+EXCITED_COST = 5.0
+
+
 def regret_tables(gap_power: float, error_power: float) -> Tables:
     """Gaps such that R_T ∝ T^gap_power, and errors such that Σ‖δ‖² ∝ T^error_power; the rest is plain."""
 
@@ -49,7 +52,10 @@ def regret_tables(gap_power: float, error_power: float) -> Tables:
         def each(values: np.ndarray) -> np.ndarray:
             return np.repeat(values, learners)
 
-        gap, square = (each(np.diff(t**p, prepend=0.0)) for p in (gap_power, error_power))
+        # The first episode is excited and does not count, however much it costs.
+        counted = np.arange(0, episodes, dtype=float)
+        sums = [counted**p + EXCITED_COST for p in (gap_power, error_power)]
+        gap, square = (each(np.diff(values, prepend=0.0)) for values in sums)
         ones = np.ones(episodes * learners)
         columns = {
             "eta": np.tile(parameters["etas"], episodes),
@@ -88,7 +94,8 @@ def test_sublinear_regret_is_found_and_its_constants_are_read_off(tmp_path: Path
     finding = conclude(Regret(), 2, tmp_path, regret_tables(0.6, 0.4))
     assert finding.verdict is Verdict.PASS
     found = finding.numbers["exponents"]
-    assert [found[n][0] for n in ("regret", "falling", "error")] == pytest.approx([0.6, 0.6, 0.4], abs=0.01)
+    assert [found[n][0] for n in ("regret", "falling", "error")] == pytest.approx([0.6, 0.6, 0.4], abs=0.02)
+    assert found["gap"][0] == pytest.approx(-0.4, abs=0.01)
     assert "0.70" in next(row.paper for row in finding.rows if "horizons" in row.quantity)  # (1 + 0.4)/2
     constants = finding.numbers["constants"][0]
     assert constants == pytest.approx(
@@ -100,7 +107,21 @@ def test_sublinear_regret_is_found_and_its_constants_are_read_off(tmp_path: Path
 def test_linear_growth_is_no_success(tmp_path: Path) -> None:
     finding = conclude(Regret(), 2, tmp_path, regret_tables(1.0, 1.0))
     assert finding.verdict is Verdict.FAIL
-    assert [row.verdict for row in finding.rows[:3:2]] == [Verdict.FAIL, Verdict.FAIL]
+    assert [finding.rows[i].verdict for i in (0, 3)] == [Verdict.FAIL, Verdict.FAIL]
+
+
+def test_a_gap_that_grows_in_the_tail_is_no_success_after_a_costly_burn_in(tmp_path: Path) -> None:
+    """Σ gaps is dominated by the first episodes and its exponent is near 0: the tail decides."""
+    early, late = regret_tables(0.05, 0.4), regret_tables(1.5, 0.4)
+
+    def tables(name: str, parameters: dict) -> dict[str, dict]:
+        one, other = early(name, parameters)["episodes.csv"], late(name, parameters)["episodes.csv"]
+        return {"episodes.csv": {**one, "cost": 100 * (one["cost"] - 0.01) + 0.1 * other["cost"] + 0.01}}
+
+    finding = conclude(Regret(), 2, tmp_path, tables)
+    assert finding.numbers["exponents"]["regret"][0] < 0.5
+    assert finding.numbers["exponents"]["gap"][0] > 0
+    assert finding.verdict is Verdict.FAIL
 
 
 def step_tables(factor: float) -> Tables:

@@ -1,11 +1,12 @@
 """What regret is counted against: the best fixed policy in hindsight that we can find.
 
-The last policy of a run is trained on with the plant's true gradients, on the very references of the run and from the
-very states in which its trajectories began. Nobody knows the optimum φ*; what is found costs at least as much, so the
-regret against it is at most the true one, and the sum of all costs is at least.
+The best policy of all learners, whether the last one or that of an episode, is trained on with the plant's true
+gradients, on the very references of the run and from the very states in which its trajectories began. Nobody knows the
+optimum φ*; what is found costs at least as much, so the regret against it is at most the true one, and the sum of all
+costs is at least.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -27,7 +28,7 @@ BATCH = 20
 def improve_policy(
     plant: AbstractPlant,
     task: Task,
-    policy: Policy,
+    candidates: Sequence[Policy],
     starts: Starts,
     references: Float[Array, "trajectories points outputs"],
     *,
@@ -35,16 +36,22 @@ def improve_policy(
     seed: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> tuple[Policy, Float[np.ndarray, " trajectories"]]:
-    """The better of `policy` and what Adam makes of it on these trajectories, and its cost on each of them."""
-    candidate, moments = policy, _optimizer(steps).init(eqx.filter(policy, eqx.is_array))
+    """The best of `candidates` and of what Adam makes of it on these trajectories, and its cost on each of them."""
+    judged = [(p, np.asarray(_costs(plant, task, p, starts, references))) for p in candidates]
+    best = min(judged, key=_mean_cost)
+    if steps == 0:
+        return best
+    candidate, moments = best[0], _optimizer(steps).init(eqx.filter(best[0], eqx.is_array))
     for i in range(steps):
         key = jax.random.fold_in(jax.random.key(seed), i)
         candidate, moments = _advance(plant, task, candidate, moments, starts, references, key, steps)
         if report is not None and i % 20 == 19:
             report(i + 1)
-    tried = (policy, candidate) if steps else (policy,)
-    found = [(p, np.asarray(_costs(plant, task, p, starts, references))) for p in tried]
-    return min(found, key=lambda pair: float(np.nan_to_num(pair[1].mean(), nan=np.inf)))
+    return min(best, (candidate, np.asarray(_costs(plant, task, candidate, starts, references))), key=_mean_cost)
+
+
+def _mean_cost(judged: tuple[Policy, np.ndarray]) -> float:
+    return float(np.nan_to_num(judged[1].mean(), nan=np.inf))
 
 
 def _optimizer(steps: int) -> optax.GradientTransformation:

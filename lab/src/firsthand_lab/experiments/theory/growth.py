@@ -1,6 +1,7 @@
 """How fast a sum grows: the exponent p of S_T ∝ T^p."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,20 @@ def log_slope(x: Float[np.ndarray, " points"], y: Float[np.ndarray, " points"]) 
     if good.sum() < 2:
         return float("nan")
     return float(np.polyfit(np.log(x[good]), np.log(y[good]), 1)[0])
+
+
+def tail_exponent(terms: Float[np.ndarray, " episodes"], *, first: float = 0.25, blocks: int = 6) -> float:
+    """q of terms ∝ t^q, fitted to the means of blocks of the tail that are equally long on the logarithmic axis.
+
+    Unlike the exponent of a sum, which early terms can hold down for ever, it can come out above zero. Terms may be
+    negative, block means that are count for nothing; NaN where fewer than half of the blocks are left.
+    """
+    values = np.asarray(terms, float)
+    edges = np.unique(np.round(np.geomspace(max(first * len(values), 1), len(values), blocks + 1)).astype(int))
+    parts = [slice(a, b) for a, b in pairwise(edges)]
+    means = np.asarray([values[part].mean() for part in parts])
+    times = np.asarray([np.sqrt((part.start + 1) * part.stop) for part in parts])
+    return log_slope(times, means) if np.sum(means > 0) * 2 >= len(means) else float("nan")
 
 
 def growth_exponent(terms: Float[np.ndarray, " episodes"], *, first: float = 0.25, points: int = 40) -> float:

@@ -1,5 +1,6 @@
 """The job of `regret`: learners of one seed that differ in η run side by side, and every episode is taken apart."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from firsthand.agent.trees import stack_settings, take_member
+from firsthand.models import Policy
 from firsthand.training.learning import as_rollout
 
 from .. import files
@@ -59,11 +61,14 @@ def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             rows.append((row, data, flattened(starts.plant, len(record.starts))))
         names = sorted({name for row, _, _ in rows for name in row} | set(LOOP))
         progress.columns["data"] = []  # only the newest episode's is needed
+        best_cost, best_policy = _keep_best(progress, before.policy, np.asarray(metrics["cost"]), group.episode)
         progress.add(
             {
                 **metrics,
                 **{f"row.{n}": np.asarray([row.get(n, np.nan) for row, _, _ in rows]) for n in names},
                 "data": np.stack([data for _, data, _ in rows]),
+                "best_cost": best_cost,
+                "best_policy": best_policy,
                 "plants": np.stack([plant for _, _, plant in rows]),
                 "states": np.stack([record.starts for record in group.records]),
                 "references": np.stack([record.references for record in group.records]),
@@ -71,7 +76,13 @@ def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         )
         report(group.episode, f"cost {np.mean(metrics['cost']):.3f}")
     columns = progress.stack_columns()
-    hindsight = np.stack([_hindsight(group, columns, i, parameters["improve"], report) for i in learners], axis=1)
+    unravel = ravel_pytree(take_member(group.state.policy, 0))[1]
+    best = [unravel(jnp.asarray(row)) for row in columns.pop("best_policy")[-1]]
+    del columns["best_cost"]
+    candidates = [*(group.policy(i) for i in learners), *best]
+    hindsight = np.stack(
+        [_hindsight(group, columns, candidates, i, parameters["improve"], report) for i in learners], axis=1
+    )
     table = {name: value for name, value in columns.items() if value.ndim == 2}
     episodes, count = hindsight.shape
     files.write_csv(
@@ -86,16 +97,32 @@ def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     )
 
 
+def _keep_best(
+    progress: GroupProgress, policies: Any, costs: np.ndarray, episode: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest cost so far of each learner, and the policy that had it. The first episode is excited: it has none."""
+    flat = np.stack([np.asarray(ravel_pytree(take_member(policies, i))[0]) for i in range(len(costs))])
+    kept = [progress.columns.pop(name, [None])[-1] for name in ("best_cost", "best_policy")]
+    if kept[0] is None or kept[1] is None or episode <= EXCITED + 1:
+        return (costs if episode > EXCITED else np.full(costs.shape, np.inf)), flat
+    better = costs < kept[0]
+    return np.where(better, costs, kept[0]), np.where(better[:, None], flat, kept[1])
+
+
 def flattened(states: Any, count: int) -> np.ndarray:
     """Plant states as rows of numbers, in the order of `ravel_pytree`."""
     return np.concatenate([np.asarray(leaf).reshape(count, -1) for leaf in jax.tree.leaves(states)], axis=1)
 
 
+EXCITED = 1
+"""First episodes whose commands are not the policy's alone: their cost is not its regret."""
 LOOP = ("spectral_radius", "growth_per_step", "largest_product", "loss_best")
 """What is not measured in every episode."""
 
 
-def _hindsight(group: Any, columns: dict[str, np.ndarray], index: int, steps: int, report: Report) -> np.ndarray:
+def _hindsight(
+    group: Any, columns: dict[str, np.ndarray], candidates: Sequence[Policy], index: int, steps: int, report: Report
+) -> np.ndarray:
     """What the best fixed policy found in hindsight would have cost in each episode of one learner."""
     plants, states, references = (columns[n][:, index] for n in ("plants", "states", "references"))
     episodes, trajectories = plants.shape[:2]
@@ -109,7 +136,7 @@ def _hindsight(group: Any, columns: dict[str, np.ndarray], index: int, steps: in
     _, costs = improve_policy(
         group.plant,
         group.task,
-        group.policy(index),
+        candidates,
         starts,
         paths,
         steps=steps,

@@ -60,6 +60,7 @@ def test_a_healthy_run_needs_no_advice():
             {"forecast_error_ratio": 3.0, "forecast_error": 0.01},  # good enough all the same
             "3.0 times as much",
         ),
+        ("restarts", {"observer_restarts": 8}, {"observer_restarts": 2}, "8 times per episode"),
         ("chatter", {"chatter": 0.3}, {"chatter": 0.1}, "30 % of them reverse"),
         ("sensor", {"innovation_size": 4.0}, {"innovation_size": 2.0}, "arm.position is 4.0 times"),
         (

@@ -37,6 +37,8 @@ NO_PROGRESS = 0.95
 """Median error of the newest `PROGRESS` episodes over that of those before."""
 CHATTERS = 0.2
 """Share of steps at which commands reverse a large change."""
+RESTARTS = 5
+"""Restarts of the observer per episode."""
 LOST = 0.9
 """Share of steps whose measurements can be believed."""
 
@@ -63,6 +65,7 @@ def advise(lines: Sequence[Mapping[str, Any]]) -> list[Advice]:
         _coloured,
         _late_velocities,
         _noise,
+        _restarts,
         _chatter,
         _progress,
     )
@@ -210,6 +213,17 @@ def _noise(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
     state = f"the observer is in use ({compared})" if observer else f"the observer does not pay here ({compared})"
     text = f"Sensors are noisy ({100 * share:.0f} % of a step's change cannot be predicted): {state}."
     return Advice("noise", text, False)
+
+
+def _restarts(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
+    restarts = _lately(lines, "observer_restarts")
+    if not restarts > RESTARTS:
+        return None
+    text = (
+        f"The observer lost the machine {restarts:.0f} times per episode and began again from measurements: a sensor "
+        "jumps, or the model is wrong somewhere. If this lasts: observer.use 0."
+    )
+    return Advice("restarts", text, True)
 
 
 def _chatter(lines: Sequence[Mapping[str, Any]]) -> Advice | None:

@@ -242,8 +242,11 @@ def with_policy(state: LearnerState, policy: Controller) -> LearnerState:
     return dataclasses.replace(state, policy=policy.policy, expected_cost=jnp.full_like(state.expected_cost, jnp.nan))
 
 
-def observer_metrics(estimation: Estimation | None) -> dict[str, Any]:
-    """Whether the observer is in use from the next episode on, and why; empty where the settings have none."""
+def observer_metrics(estimation: Estimation | None, record: EpisodeRecord) -> dict[str, Any]:
+    """Whether the observer is in use from the next episode on, and why; empty where the settings have none.
+
+    Besides, how often the one that ran in this episode restarted an entry.
+    """
     if estimation is None:
         return {}
     return {
@@ -251,6 +254,7 @@ def observer_metrics(estimation: Estimation | None) -> dict[str, Any]:
         "noise_share": float(estimation.missed),
         "observer_error_ratio": math.exp(float(estimation.advantage)),
         "observer_delay": mean_delay(estimation.observer),
+        "observer_restarts": 0 if record.restarts is None else int(record.restarts.sum()),
     }
 
 
@@ -299,5 +303,5 @@ def episode_metrics(
         "limit_hits": tracking.limit_hits,
         "valid_share": float(sound.valid.mean()),
         **health_metrics(robot.task.spec, update.health),
-        **observer_metrics(state.estimation),
+        **observer_metrics(state.estimation, record),
     }

@@ -132,7 +132,7 @@ def contents(run: Path) -> dict[str, Any]:
     files = [*written, run / "best.safetensors"]
     found: dict[str, Any] = {str(file.relative_to(run)): file.read_bytes() for file in files}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = [{k: v for k, v in line.items() if k != "update_time_s"} for line in lines]
+    found["metrics"] = [{k: v for k, v in line.items() if k not in ("update_time_s", "sha256")} for line in lines]
     return found
 
 

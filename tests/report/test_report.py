@@ -152,7 +152,7 @@ def words_of(run: Path) -> str:
 
 
 def lines(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return RunFolder.open(run).read_metrics()
 
 
 def test_is_one_page_that_needs_nothing_else(page):
@@ -254,6 +254,7 @@ def test_one_episode_of_a_robot_with_one_output(robots, tmp_path, monkeypatch):
     path = run / "config.json"
     content = json.loads(path.read_text())
     content["config"][ROBOT_DESCRIPTION]["unit"] = "rad"
+    del content["sha256"]
     path.write_text(json.dumps(content))
     text = words_of(run)
     error = lines(run)[0]["tracking_error"]
@@ -305,6 +306,7 @@ def test_a_machine_is_neither_moved_nor_asked(copied):
     content = json.loads(path.read_text())
     content["config"]["robot"] = f"{HOSTILE}@tcp/127.0.0.1:1"
     content["config"][ROBOT_DESCRIPTION]["kind"] = "machine"
+    del content["sha256"]
     path.write_text(json.dumps(content))
     shutil.rmtree(copied / "evaluations")
     page = write_report(copied).read_text("utf-8")

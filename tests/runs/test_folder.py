@@ -31,7 +31,7 @@ def run(tmp_path: Path):
 
 def test_config_json_has_format_config_and_provenance(run: RunFolder) -> None:
     content = json.loads((run.path / "config.json").read_text())
-    assert list(content) == ["format", "config", "provenance"]
+    assert list(content) == ["format", "config", "provenance", "sha256"]
     assert content["format"] == 2
     assert content["config"]["learner"] == {"eta": 0.5, "layers": [64, 64]}
     assert float(content["config"]["limit"]) == math.inf
@@ -124,9 +124,9 @@ def test_the_first_different_field_is_named(run: RunFolder) -> None:
         run.check_same_config({**CONFIG, "learner": {"eta": 0.5, "layers": [64]}})
     with pytest.raises(UserError, match=r'limit = "inf", and now it is 3'):
         run.check_same_config({**CONFIG, "limit": 3})
-    with pytest.raises(UserError, match=r"noise = \(not there\), and now it is 1"):
+    with pytest.raises(UserError, match=r"noise = \(not given\), and now it is 1"):
         run.check_same_config({**CONFIG, "noise": 1})
-    with pytest.raises(UserError, match=r"seed = 1, and now it is \(not there\)"):
+    with pytest.raises(UserError, match=r"seed = 1, and now it is \(not given\)"):
         run.check_same_config({name: value for name, value in CONFIG.items() if name != "seed"})
     with pytest.raises(UserError, match="seed = 1, and now it is true"):
         run.check_same_config({**CONFIG, "seed": True})
@@ -190,7 +190,8 @@ def test_metrics_are_valid_json_lines(run: RunFolder) -> None:
     run.append_metrics({"episode": 1, "loss": np.float32(0.5), "bad": math.nan, "worse": [math.inf, 1]})
     run.append_metrics({"episode": 2, "loss": 0.25})
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
-    assert lines[0] == '{"episode": 1, "loss": 0.5, "bad": null, "worse": [null, 1]}'
+    assert lines[0].startswith('{"episode": 1, "loss": 0.5, "bad": null, "worse": [null, 1], "sha256": "')
+    assert run.read_metrics()[0] == {"episode": 1, "loss": 0.5, "bad": None, "worse": [None, 1]}
     assert [line["episode"] for line in run.read_metrics()] == [1, 2]
     with pytest.raises(ValueError, match="'episode'"):
         run.append_metrics({"loss": 1})
@@ -375,3 +376,97 @@ def test_the_best_policy(run: RunFolder) -> None:
     flip_a_bit(run.path / "best.safetensors")
     with pytest.raises(UserError, match=r"best\.safetensors is damaged"):
         run.load_best()
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_a_flipped_bit_is_noticed_in_one_sentence(name: str, run: RunFolder) -> None:
+    for episode in (1, 2):
+        run.append_metrics({"episode": episode, "authority": 0.5, "note": "é"})
+    file = run.path / name
+    whole = file.read_bytes()
+    for bit in range(0, 8 * len(whole), 3):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped)
+        with pytest.raises(UserError, match=rf"{name}|is not a run") as caught:
+            RunFolder.open(run.path).read_metrics()
+        assert "\n" not in str(caught.value)
+    file.write_bytes(whole)
+    assert [row["episode"] for row in RunFolder.open(run.path).read_metrics()] == [1, 2]
+
+
+def test_a_run_without_checksums_is_read_and_goes_on_with_them(run: RunFolder) -> None:
+    content = json.loads((run.path / "config.json").read_text())
+    del content["sha256"]
+    (run.path / "config.json").write_text(json.dumps(content, indent=2))
+    (run.path / "metrics.jsonl").write_text('{"episode": 1, "loss": 0.5}\n{"episode": 2}\n')
+    run.close()
+    with RunFolder.open(run.path, writer=True) as again:
+        again.append_metrics({"episode": 3})
+        assert again.read_metrics() == [{"episode": 1, "loss": 0.5}, {"episode": 2}, {"episode": 3}]
+        again.rewind(1)
+        assert again.read_metrics() == [{"episode": 1, "loss": 0.5}]
+
+
+def test_a_torn_line_is_dropped_wherever_it_was_torn(run: RunFolder) -> None:
+    for episode in (1, 2):
+        run.append_metrics({"episode": episode, "loss": 0.25})
+    file = run.path / "metrics.jsonl"
+    whole = file.read_bytes()
+    for size in range(whole.index(b"\n") + 1, len(whole)):
+        file.write_bytes(whole[:size])
+        assert [row["episode"] for row in run.read_metrics()] == [1]
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '{"episode": 1' + 400 * "0" + "}", '{"episode": true}', '{"episode": -1}', "[]", "3"]
+)
+def test_a_strange_line_of_metrics_is_one_sentence(line: str, run: RunFolder) -> None:
+    (run.path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=r"line 1 of .*metrics\.jsonl is damaged"):
+        run.read_metrics()
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "fifo"])
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl"])
+def test_what_is_no_file_of_the_run_is_neither_changed_nor_waited_for(name: str, kind: str, run: RunFolder) -> None:
+    run.close()
+    precious, place = run.path.parent / "precious", run.path / name
+    precious.write_text("mine")
+    place.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "hard link":
+        os.link(precious, place)
+    else:
+        place.symlink_to(precious if kind == "symlink" else run.path.parent / "nothing")
+    with pytest.raises(UserError, match="must be an ordinary file"), RunFolder.open(run.path, writer=True) as again:
+        again.append_metrics({"episode": 1})
+    assert precious.read_text() == "mine"
+    assert not (run.path.parent / "nothing").exists()
+
+
+@pytest.mark.parametrize("name", ["report", "episodes", "checkpoints"])
+def test_a_folder_of_the_run_that_is_a_link_is_refused(name: str, run: RunFolder) -> None:
+    run.close()
+    (run.path.parent / "elsewhere").mkdir()
+    (run.path / name).rmdir()
+    (run.path / name).symlink_to(run.path.parent / "elsewhere")
+    with pytest.raises(UserError, match=rf"{name} is a link, and must be a folder of its own"):
+        RunFolder.open(run.path, writer=True)
+
+
+def read_all(path: Path) -> None:
+    opened = RunFolder.open(path)
+    opened.read_metrics()
+    opened.load_best()
+    opened.load_episode(1)
+
+
+@pytest.mark.parametrize("place", ["config.json", "metrics.jsonl", "best.safetensors", "episodes/000001.safetensors"])
+def test_a_pipe_or_a_device_is_not_read(place: str, run: RunFolder) -> None:
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (run.path / place).unlink(missing_ok=True)
+        make(run.path / place)
+        with pytest.raises(UserError, match="must be an ordinary file"):
+            read_all(run.path)

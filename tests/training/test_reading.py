@@ -1,6 +1,9 @@
 """Runs are read without their robot: no file of it, no environment, no code of whoever made the folder."""
 
+import importlib.util
 import json
+import marshal
+import os
 import shutil
 import subprocess
 import sys
@@ -16,10 +19,12 @@ from firsthand.dashboard.run_info import RunInfo
 from firsthand.errors import UserError
 from firsthand.export import write_export
 from firsthand.report import write_comparison, write_report
+from firsthand.robots import approval, siblings, user_file
 from firsthand.robots.approval import approvals_file
 from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.registry import find_robot, make_task
 from firsthand.runs import RunFolder
+from firsthand.runs.checks import signed_json
 from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.run import Run
 
@@ -78,7 +83,8 @@ def change(run: Path, **changes: Any) -> None:
     path = run / "config.json"
     content = json.loads(path.read_text())
     content["config"] |= changes
-    path.write_text(json.dumps(content))
+    content.pop("sha256", None)
+    path.write_bytes(signed_json(content))
 
 
 def read_everything(path: Path, out: Path) -> None:
@@ -117,6 +123,9 @@ def test_a_run_is_read_where_its_file_and_its_environment_are_not(finished, tmp_
         "/proc/self/cwd/got/evil.py:task",
         "{here}/got/evil.py:task",
         "{here}/got",
+        "got/link.py:task",
+        "evil:Env-v0",
+        "got.evil:task",
     ],
 )
 def test_a_strangers_folder_runs_no_code(robot, copied, tmp_path, monkeypatch, capsys):
@@ -124,6 +133,9 @@ def test_a_strangers_folder_runs_no_code(robot, copied, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     mark = tmp_path / "mark"
     (copied / "evil.py").write_text(EVIL.format(mark=str(mark)))
+    (tmp_path / "evil.py").write_text(EVIL.format(mark=str(mark)))
+    (copied / "link.py").symlink_to("evil.py")
+    monkeypatch.syspath_prepend(tmp_path)  # a name with a module in front of it is no robot either
     if robot == "{here}/got":  # a learned simulator whose robot is that file
         described = RobotDescription.of(make_task("excavator")).as_dict()
         simulator = {"format": 1, "robot": f"{copied}/evil.py:task", ROBOT_DESCRIPTION: described}
@@ -162,6 +174,76 @@ def test_a_file_is_run_only_as_the_user_has_allowed_it(tmp_path, monkeypatch):
     approvals_file().write_text("{")
     with pytest.raises(UserError, match="have not allowed"):
         find_robot(f"{file}:task")
+
+
+def find_anew(name: str, *, approve: bool) -> str:
+    """What another process of the same user would be told: nothing is remembered here."""
+    user_file._loaded.clear()
+    siblings._trusted.clear()
+    siblings._folders.clear()
+    approval._approved_here.clear()
+    for module in [module for module in sys.modules if module.startswith("beside_it")]:
+        del sys.modules[module]
+    try:
+        find_robot(name, approve=approve)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", ["module", "package", "submodule", "compiled", "later"])
+def test_what_lies_beside_a_robot_file_is_run_only_as_the_user_has_allowed_it(kind, tmp_path, monkeypatch):
+    """What a robot file imports from its folder belongs to it; somebody may change it afterwards."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    mark, beside = tmp_path / "mark", tmp_path / "beside_it.py"
+    importing = "import beside_it"
+    if kind in ("package", "submodule"):
+        (tmp_path / "beside_it").mkdir()
+        beside = tmp_path / "beside_it" / ("__init__.py" if kind == "package" else "part.py")
+        importing = "import beside_it.part" if kind == "submodule" else importing
+    if kind == "submodule":
+        (tmp_path / "beside_it" / "__init__.py").write_text("")
+    beside.write_text("")
+    file = tmp_path / "mine.py"
+    body = f"def own():\n    {importing}\n    return task\n" if kind == "later" else f"{importing}\n"
+    name = f"{file}:{'own' if kind == 'later' else 'task'}"
+    file.write_text(body + ROBOT if kind != "later" else ROBOT + body)
+    for approve in (True, False):
+        assert find_anew(name, approve=approve) == ""
+    if kind == "compiled":  # what Python would take for the file, without looking into it
+        code = compile(EVIL.format(mark=str(mark)), str(beside), "exec")
+        cached = Path(importlib.util.cache_from_source(str(beside)))
+        cached.parent.mkdir(exist_ok=True)
+        header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)  # by hash, unchecked
+        cached.write_bytes(header + marshal.dumps(code))
+        assert find_anew(name, approve=False) == ""
+    else:
+        beside.write_text(EVIL.format(mark=str(mark)))
+        said = find_anew(name, approve=False)
+        assert f"{beside.name} (SHA-256" in said
+        assert f"--robot {file}:NAME" in said
+    assert not mark.exists()
+    assert approvals_file().stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_to_an_allowed_file_brings_no_neighbours_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    mark, mine, theirs = tmp_path / "mark", tmp_path / "mine", tmp_path / "theirs"
+    for folder in (mine, theirs):
+        folder.mkdir()
+    (mine / "linked.py").write_text("import beside_it_too\n" + ROBOT)
+    (mine / "beside_it_too.py").write_text("")
+    (theirs / "linked.py").symlink_to(mine / "linked.py")
+    (theirs / "beside_it_too.py").write_text(EVIL.format(mark=str(mark)))
+    assert find_anew(f"{mine}/linked.py:task", approve=True) == ""
+    assert "beside_it_too.py (SHA-256" in find_anew(f"{theirs}/linked.py:task", approve=False)
+    assert not mark.exists()
+
+
+def test_a_robot_file_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(UserError, match="cannot read the robot file"):
+        find_robot(f"{tmp_path}/pipe.py:task", approve=True)
 
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n", ""])

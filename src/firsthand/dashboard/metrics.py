@@ -1,6 +1,5 @@
 """Reads metrics.jsonl while it is being written."""
 
-import json
 import math
 import os
 from collections import deque
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..advice import EPISODES_NEEDED
+from ..runs.checks import read_line
 
 COLUMNS = (
     "episode",
@@ -101,12 +101,19 @@ class MetricsReader:
 
     def _append(self, line: bytes) -> None:
         try:
-            row = json.loads(line)
+            row = read_line(line)
             int(row["episode"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             self.damaged_lines += 1
             return
         self.newest.append(row)
         for name, values in self.columns.items():
             value = row.get(name)
-            values.append(float(value) if isinstance(value, int | float) else math.nan)
+            values.append(_number(value))
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.nan

@@ -32,7 +32,7 @@ def approve(path: Path, sha256: str) -> None:
     known.setdefault(name, []).append(sha256)
     with contextlib.suppress(UserError):  # then the permission lasts as long as this process
         atomic.make_folder(approvals_file().parent)
-        atomic.write_json(approvals_file(), {"format": FORMAT, "files": known})
+        atomic.write_json(approvals_file(), {"format": FORMAT, "files": known}, mode=0o600)
 
 
 def is_approved(path: Path, sha256: str) -> bool:
@@ -41,28 +41,28 @@ def is_approved(path: Path, sha256: str) -> bool:
     return (name, sha256) in _approved_here or sha256 in _read().get(name, ())
 
 
-def require_approval(path: Path, sha256: str) -> None:
+def require_approval(path: Path, sha256: str, robot_file: Path | None = None) -> None:
     """Ask for permission where there is a terminal; `UserError` where there is none, or the answer is no."""
     if is_approved(path, sha256):
         return
     path = path.resolve()
     if sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"The robot is in a file that you have not named yourself; it is Python and would be run:\n  {path}\n"
+        print(f"The robot needs a file that you have not named yourself; it is code and would be run:\n  {path}\n"
               f"  SHA-256 {sha256}", file=sys.stderr)  # fmt: skip
         print("Run it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             approve(path, sha256)
             return
     raise UserError(
-        f"{path} (SHA-256 {sha256[:16]}…) is Python that you have not allowed to run; look at it, and name it on the "
-        f"command line if you trust it: --robot {path}:NAME."
+        f"{path} (SHA-256 {sha256[:16]}…) is Python that you have not allowed to run; look at it, and name the robot's "
+        f"file on the command line if you trust it: --robot {path if robot_file is None else robot_file}:NAME."
     )
 
 
 def _read() -> dict[str, list[str]]:
     """Permissions by path. A file that is missing or damaged permits nothing."""
     try:
-        content = json.loads(approvals_file().read_bytes())
+        content = json.loads(atomic.read_bytes(approvals_file()))
         files = content["files"] if content["format"] == FORMAT else {}
         return {str(path): [str(digest) for digest in digests] for path, digests in files.items()}
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):

@@ -9,6 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import UserError, suggest
+from ..runs import atomic
+from . import siblings
 from .address import full_name, is_address
 from .approval import approve, require_approval
 from .description import RobotFile
@@ -83,6 +85,7 @@ def approve_robot(name: str) -> None:
         file = robot_file(robot)
         assert file is not None
         approve(Path(file.path), file.sha256)
+        siblings.trust(Path(file.path))
 
 
 def simulator_file(name: str) -> Path | None:
@@ -143,8 +146,8 @@ _loaded: dict[tuple[str, str], ModuleType] = {}
 
 
 def load_module(path: Path) -> ModuleType:
-    """The file as a module. It is run once per content, with its folder on the import path, and only if the user
-    allows it: this is the one place where a robot's code is run.
+    """The file as a module. It is run once per content, and only if the user allows it. Modules beside it can be
+    imported if the user allows them, too (`siblings`): these are the two places where a robot's code is run.
     """
     text = _read(path)
     key = (str(path), hashlib.sha256(text).hexdigest())
@@ -154,9 +157,7 @@ def load_module(path: Path) -> ModuleType:
     module = ModuleType(f"firsthand_robot_{path.stem}_{key[1][:12]}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look their module up
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    siblings.add_folder(path)
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
@@ -168,7 +169,7 @@ def load_module(path: Path) -> ModuleType:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return atomic.read_bytes(path)
     except FileNotFoundError:
         raise UserError(f"There is no robot file {path}{suggest(path.name, _neighbours(path))}.") from None
     except OSError as error:

@@ -15,6 +15,7 @@ import math
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -23,7 +24,9 @@ from typing import Any, Literal
 import numpy as np
 
 from firsthand.errors import UserError
+from firsthand.runs import checks
 
+MAX_EPISODE = 10**9
 Nonfinite = Literal["null", "text", "keep"]
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -60,14 +63,56 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise UserError(f"cannot read {path}: {cause(error)}.") from error
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to `path`. When this returns, it is on the disk; when it raises, `path` is as it was."""
+def read_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """The content of an ordinary file; `OSError` for everything else: a pipe would be waited for, a device never end.
+
+    `limit` is the largest size in bytes that makes sense.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise _not_a_file(path, stat.S_ISDIR(about.st_mode))
+        if limit is not None and about.st_size > limit:
+            raise OSError(errno.EFBIG, f"it has {about.st_size} bytes, and at most {limit} make sense", path)
+        return file.read()
+
+
+def open_to_change(path: str | os.PathLike[str], flags: int) -> int:
+    """A handle of an ordinary file that is changed in place, and made if it is not there; `OSError` for anything else.
+
+    Whoever made the folder may have put a link there, and what it leads to is not ours to change.
+    """
+    try:
+        handle = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise _not_a_file(path) from None
+        raise
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        os.close(handle)
+        raise _not_a_file(path)
+    return handle
+
+
+def _not_a_file(path: str | os.PathLike[str], folder: bool = False) -> OSError:
+    if folder:
+        return OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return OSError(errno.EINVAL, "it is a link, a pipe or a device, and must be an ordinary file", path)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o666) -> None:
+    """Write `data` to `path`. When this returns, it is on the disk; when it raises, `path` is as it was.
+
+    `mode` are the permissions of a new file, from which the umask takes away.
+    """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         try:
             # Not mkstemp: its files are for the owner alone, and a run is often read by colleagues.
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             try:
                 write_all(handle, data)
                 os.fsync(handle)
@@ -87,9 +132,15 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: Any, *, mode: int = 0o666) -> None:
     """`write_bytes` for plain values, as JSON that any reader accepts: ±∞ and NaN become text (see `plain_values`)."""
-    write_text(path, json.dumps(plain_values(value, nonfinite="text"), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(plain_values(value, nonfinite="text"), indent=2, allow_nan=False) + "\n"
+    write_bytes(path, text.encode("utf-8"), mode=mode)
+
+
+def write_signed_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+    """`write_json` with a SHA-256 in the file."""
+    write_bytes(path, checks.signed_json(plain_values(value, nonfinite="text")))
 
 
 def write_all(handle: int, data: bytes) -> None:
@@ -97,6 +148,13 @@ def write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
+
+
+def make_own_folder(path: str | os.PathLike[str]) -> None:
+    """`make_folder` for a folder inside a run: a link in its place is refused, because what it leads to is not ours."""
+    if Path(path).is_symlink():
+        raise UserError(f"{path} is a link, and must be a folder of its own; remove the link.")
+    make_folder(path)
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
@@ -223,9 +281,9 @@ class MetricsFile:
         """
         if not isinstance(metrics.get("episode"), int):
             raise ValueError("metrics need the field 'episode', an int")
-        line = json.dumps(plain_values(metrics, nonfinite="null"), allow_nan=False).encode() + b"\n"
+        line = checks.signed_line(plain_values(metrics, nonfinite="null")) + b"\n"
         try:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            handle = open_to_change(self.path, os.O_RDWR | os.O_APPEND)
             try:
                 size = self._drop_torn_tail(handle)
                 try:
@@ -254,21 +312,24 @@ class MetricsFile:
 
     def _data(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            return read_bytes(self.path)
         except FileNotFoundError:
             return b""
         except OSError as error:
             raise UserError(f"cannot read {self.path}: {cause(error)}.") from error
 
     def _lines(self, data: bytes) -> list[tuple[bytes, dict[str, Any]]]:
-        lines = data.split(b"\n")[:-1]
+        *lines, tail = data.split(b"\n")
+        if checks.has_checksum(tail[:-1]):  # not torn off: a whole line whose newline was changed
+            lines.append(tail)
         parsed = []
         for number, line in enumerate(lines, start=1):
             try:
-                metrics = json.loads(line)
-                valid = isinstance(metrics, dict) and isinstance(metrics.get("episode"), int)
+                metrics = checks.read_line(line)
+                episode = metrics.get("episode")
+                valid = isinstance(episode, int) and not isinstance(episode, bool) and 0 <= episode < MAX_EPISODE
             except ValueError:
-                valid = False
+                metrics, valid = {}, False
             if not valid:
                 raise UserError(
                     f"line {number} of {self.path} is damaged; remove that line. Curves then lack its episode, and a "
@@ -309,7 +370,7 @@ class WriterLock:
         if self.held:
             return
         try:
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            handle = open_to_change(self._path, os.O_RDWR)
         except OSError as error:
             raise UserError(f"cannot open {self._path}: {cause(error)}.") from error
         try:

@@ -1,7 +1,7 @@
 """`RunFolder`: the folder of one run.
 
-    config.json         format version, configuration, provenance; written once
-    metrics.jsonl       a line per episode
+    config.json         format version, configuration, provenance, SHA-256; written once
+    metrics.jsonl       a line per episode, with a checksum
     episodes/000012.safetensors      what the robot did in episode 12; append-only
     checkpoints/000012.safetensors   the learner's whole state after episode 12; the newest few
     best.safetensors    the best policy so far
@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from firsthand.errors import UserError
-from firsthand.runs import atomic, packed
+from firsthand.runs import atomic, checks, packed
 from firsthand.runs.atomic import MetricsFile, WriterLock
 from firsthand.runs.packed import Arrays, DamagedFile
 
 FORMAT = 2
+MAX_CONFIG_BYTES = 64 << 20
 _FOLDERS = ("episodes", "checkpoints", "report")
 _NUMBERED = re.compile(r"(\d{6,})\.safetensors")
 _ABSENT = object()
@@ -83,14 +84,14 @@ class RunFolder:
             _check_free(path)
             atomic.remove_temporary_files(path)
             for name in _FOLDERS:
-                atomic.make_folder(path / name)
+                atomic.make_own_folder(path / name)
             if data:
-                atomic.make_folder(path / "data")
+                atomic.make_own_folder(path / "data")
                 for name, file in data.items():
                     atomic.write_bytes(path / "data" / name, file)
             content = {"format": FORMAT, "config": config, "provenance": provenance}
             # Last, because it is what makes the folder a run.
-            atomic.write_json(path / "config.json", content)
+            atomic.write_signed_json(path / "config.json", content)
             return cls(path, *_read_config(path), lock)
         except BaseException:
             lock.release()
@@ -107,7 +108,7 @@ class RunFolder:
             try:
                 atomic.remove_temporary_files(path)
                 for name in _FOLDERS:
-                    atomic.make_folder(path / name)
+                    atomic.make_own_folder(path / name)
                     atomic.remove_temporary_files(path / name)
             except BaseException:
                 lock.release()
@@ -227,7 +228,7 @@ class RunFolder:
         damaged: dict[Path, str] = {}
         for number, path in self._checkpoints_to_try(episode):
             try:
-                arrays, info = packed.unpack(path.read_bytes())
+                arrays, info = packed.unpack(atomic.read_bytes(path))
             except DamagedFile as error:
                 damaged[path] = str(error)
             except FileNotFoundError:
@@ -261,7 +262,7 @@ class RunFolder:
 
         Needs no lock: a finished run is evaluated again, and a run that goes on may be.
         """
-        atomic.make_folder(self.path / "evaluations")
+        atomic.make_own_folder(self.path / "evaluations")
         atomic.write_bytes(self._evaluation_path(episode), packed.pack(arrays, info))
 
     def load_evaluation(self, episode: int) -> tuple[Arrays, dict[str, Any]] | None:
@@ -274,7 +275,7 @@ class RunFolder:
         """The arrays and the info of one file under `data/`."""
         path = self.path / "data" / name
         try:
-            return packed.unpack(path.read_bytes())
+            return packed.unpack(atomic.read_bytes(path))
         except OSError as error:
             raise UserError(f"cannot read {path}, which the run started from: {atomic.cause(error)}.") from error
         except DamagedFile as error:
@@ -378,7 +379,8 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             raise UserError(f"{path} is a file, not the folder of a run.")
         if not path.exists():
             raise UserError(f"{path} does not exist.")
-        content = json.loads(file.read_bytes())
+        data = atomic.read_bytes(file, MAX_CONFIG_BYTES)
+        content = json.loads(data)
     except FileNotFoundError as error:
         raise UserError(f"{path} is not a run: it has no config.json.") from error
     except OSError as error:
@@ -392,6 +394,15 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{file} has the format {content['format']!r}, and this version of firsthand reads {FORMAT}; "
             "use the version that wrote it."
         )
+    try:
+        checks.check_json(data, content)
+    except checks.WrongChecksum as error:
+        raise UserError(
+            f"{file} is damaged or was changed: {error}; take it from a copy of the run, or, if you have changed it "
+            "yourself, remove its field sha256."
+        ) from None
+    if unknown := sorted(set(content) - {"format", "config", "provenance", checks.FIELD}):
+        raise UserError(f"{file} is damaged: it has the unknown field {unknown[0][:40]!r}.")
     config, provenance = content.get("config"), content.get("provenance")
     if not isinstance(config, dict) or not isinstance(provenance, dict):
         raise UserError(f"{file} is damaged: 'config' and 'provenance' must be objects.")
@@ -401,7 +412,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
     """The arrays and the info of a file; None where it does not exist, `UserError` where it cannot be used."""
     try:
-        return packed.unpack(path.read_bytes())
+        return packed.unpack(atomic.read_bytes(path))
     except FileNotFoundError:
         return None
     except OSError as error:

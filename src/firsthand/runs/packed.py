@@ -88,16 +88,22 @@ def unpack(data: bytes) -> tuple[Arrays, dict[str, Any]]:
             for name, tensor in safetensors.deserialize(data)
         }
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedFile("it is cut short or is no safetensors file") from error
     try:
         entry = json.loads(header["__metadata__"][_ENTRY])
         expected, info_text = entry["sha256"], entry["info"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedFile("it carries no SHA-256") from error
     if not isinstance(info_text, str) or _digest(arrays, info_text) != expected:
         raise DamagedFile("its content does not match its SHA-256")
-    return dict(sorted(arrays.items())), json.loads(info_text)
+    try:
+        info = json.loads(info_text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile("its info is not JSON that can be read") from error
+    if not isinstance(info, dict):
+        raise DamagedFile("its info is not a JSON object")
+    return dict(sorted(arrays.items())), info
 
 
 def _digest(arrays: Mapping[str, np.ndarray], info_text: str) -> str:

@@ -10,7 +10,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from PIL import Image
 
 from firsthand.cli.results import evaluate_kept, finish
 from firsthand.errors import UserError
@@ -18,6 +20,7 @@ from firsthand.evaluation.oracle import OracleResult
 from firsthand.plants.base import AbstractPlant
 from firsthand.plants.probes import ScalarPlant
 from firsthand.report import figures_of, write_comparison, write_report
+from firsthand.report.animation import choose_episodes, write_animation
 from firsthand.report.gather import gather, reproduction
 from firsthand.report.page import render
 from firsthand.robots import registry
@@ -283,6 +286,20 @@ def test_the_oracle_is_shown_and_doubted_where_it_is_beaten(copied):
     text = words_of(copied)
     assert "reaches 1.23 cm" in text
     assert "which is no lower bound" in text
+
+
+def test_an_animation_shows_what_the_robot_did_from_the_first_to_the_last_episode(finished, tmp_path):
+    assert choose_episodes([1, 2, 3, 4, 5, 6, 7, 8, 9, 10]) == [1, 2, 5, 10]
+    assert choose_episodes([1]) == [1]
+    out = write_animation(finished, tmp_path / "learning.gif")
+    with Image.open(out) as picture:
+        assert picture.format == "GIF"
+        assert getattr(picture, "n_frames", 1) > 1
+        first = np.asarray(picture.convert("L"))
+        picture.seek(picture.tell() + 1)
+        assert (np.asarray(picture.convert("L")) != first).any()  # something moves
+    with pytest.raises(UserError, match=r"learning.mp4, but must be a .gif file"):
+        write_animation(finished, tmp_path / "learning.mp4")
 
 
 def test_several_runs_on_one_page(finished, copied, tmp_path):

@@ -16,6 +16,9 @@ class Report:
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Where the page goes; by default report/index.html, or report/comparison.html, in the folder of the first run."""
 
+    animation: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write a GIF of what the robot did as it learned, instead of the page."""
+
     def run(self) -> int:
         """Write it and say where it is."""
         from ..errors import UserError
@@ -24,6 +27,13 @@ class Report:
 
         if not self.run_folders:
             raise UserError("give the folder of a run: firsthand report RUN.")
+        if self.animation is not None:
+            from ..report.animation import write_animation
+
+            if len(self.run_folders) > 1:
+                raise UserError(f"the animation shows one run, not {len(self.run_folders)}.")
+            print(write_animation(self.run_folders[0], self.animation))
+            return 0
         if self.out is not None:
             with atomic.reading(self.out):
                 is_folder = self.out.is_dir()

@@ -7,6 +7,9 @@ The microcontroller sends a line `M y1 y2 …` every few milliseconds and takes 
 valves by itself when no `C` line came for 80 ms.
 """
 
+import os
+from typing import ClassVar
+
 import numpy as np
 
 from firsthand_onboard.machine import MachineError
@@ -17,6 +20,13 @@ class SerialMachine:
 
     neutral_command = np.zeros(2, np.float32)
     directions = ((0, 1), (1, 1))
+    stopping: ClassVar[dict[str, float]] = {"lag_s": 0.3, "dead_time_s": 0.1}
+    """How the joints stop. Measure it: `firsthand inspect`, or by hand from full speed."""
+
+    @staticmethod
+    def resource(port: str, **_: str) -> str:
+        """Only one program may serve this port."""
+        return os.path.realpath(port)
 
     def __init__(self, port: str, baud: int | str = 921600) -> None:
         import serial

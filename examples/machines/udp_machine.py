@@ -16,6 +16,7 @@ measured a whole period ago; one that streams by itself is as old as its interva
 
 import socket
 import struct
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class UdpMachine:
     neutral_command = np.zeros(4, np.float32)
     directions = ((0, 1), (1, 1), (2, 1), (3, 1))
     """Which joint a command moves, and which way. Find out by hand, one channel at a time."""
+    stopping: ClassVar[dict[str, float]] = {"lag_s": 0.3, "dead_time_s": 0.1}
+    """How the joints stop. Measure it: `firsthand inspect`, or by hand from full speed."""
 
     def __init__(self, host: str = "127.0.0.1", port: int | str = 9000, patience_s: float | str = PATIENCE_S) -> None:
         self._patience = float(patience_s)

@@ -1,7 +1,9 @@
 """The watchdog process and the loop's way around it, with drivers that misbehave."""
 
+import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import numpy as np
 import pytest
 
 from firsthand_onboard import watched
+from firsthand_onboard.command_check import CommandCheck, CommandLimits
 from firsthand_onboard.machine import MachineError, load_machine
+from firsthand_onboard.machine_lock import MachineLock, machine_resource
 from firsthand_onboard.watched import WatchedMachine
 
 DRIVER = """
@@ -210,6 +214,7 @@ def test_a_simulation_that_says_so_can_be_put_somewhere(driven: Driven, tmp_path
     assert machine.can_reset
     assert machine.reset(np.zeros(2)).tolist() == [1.0, 2.0]
     assert did(tmp_path).count("reset") == 1
+    machine.close()
     assert not driven(declared=f"{word} = True").can_reset
 
 
@@ -221,3 +226,199 @@ def test_a_watchdog_without_its_priority_is_told(driven: Driven, monkeypatch, ca
     monkeypatch.setattr("os.sched_setscheduler", refused)
     machine.prefer(51)
     assert "51 is not permitted for the watchdog" in caplog.text
+
+
+def limits(size: int = 2, *, step: float = 0.5, age_s: float = math.inf) -> CommandLimits:
+    """Commands from -1 to 1, neutral at 0."""
+    ones = np.ones(size)
+    return CommandLimits(-ones, ones, 0 * ones, step * ones, 0.04, age_s)
+
+
+HOSTILE = [
+    ([math.nan, 0.0], "not finite"),
+    ([math.inf, 0.0], "not finite"),
+    ([1.2, 0.0], "outside its range"),
+    ([-3e38, 0.0], "outside its range"),
+    ([0.0], "1 values instead of 2"),
+    ([], "0 values instead of 2"),
+    ([0.0] * 3, "3 values instead of 2"),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), HOSTILE)
+def test_the_watchdog_passes_on_no_command_that_its_limits_forbid(driven: Driven, tmp_path, command, words):
+    machine = driven()
+    machine.limit(limits())
+    machine.write(np.asarray([0.1, 0.1]))
+    machine.write(np.asarray(command))
+    with pytest.raises(MachineError, match=f"the watchdog refused a command.*{words}"):
+        machine.read()
+    machine.write(np.asarray([0.1, 0.1]))  # refused until somebody has looked
+    with pytest.raises(MachineError):
+        machine.read()
+    assert did(tmp_path).count("write") == 1
+    assert did(tmp_path)[-1] == "neutral"
+    machine.resume()
+    machine.write(np.asarray([0.1, 0.1]))
+    machine.read()
+    assert did(tmp_path).count("write") == 2
+
+
+def test_the_watchdog_refuses_a_command_from_an_old_measurement(driven: Driven):
+    machine = driven()
+    machine.limit(limits(age_s=0.05))
+    for wait_s, refused in ((0.0, False), (0.2, True)):
+        machine.read()
+        time.sleep(wait_s)
+        machine.write(np.zeros(2))
+        if refused:
+            with pytest.raises(MachineError, match="ms after its measurement"):
+                machine.read()
+
+
+def test_the_watchdogs_limits_survive_a_new_watchdog(driven: Driven):
+    machine = driven()
+    machine.limit(limits())
+    machine.process.kill()
+    machine.process.wait(30)
+    machine.neutral()
+    machine.neutral()
+    with pytest.raises(MachineError):
+        machine.read()
+    machine.resume()
+    machine.write(np.asarray([2.0, 0.0]))
+    with pytest.raises(MachineError, match="outside its range"):
+        machine.read()
+
+
+def test_a_command_changes_away_from_neutral_no_faster_than_its_rate_on_average():
+    check, now = CommandCheck(limits(1, step=0.1), lock_step=False), 100.0
+    check.rest(now)
+
+    def refused(value: float) -> str:
+        return check.refuse(np.asarray([value]), now, now)
+
+    for k in range(1, 9):  # ten periods, the jitter of a busy computer among them
+        now += 0.04 + (0.02 if k % 2 else -0.02)
+        assert not refused(0.1 * k), k
+    now += 0.04
+    assert not refused(0.0)  # towards neutral at once
+    now += 0.04
+    assert not refused(-0.1)
+    assert "faster than its rate" in refused(-0.9)
+    check.rest(now)
+    for _ in range(50):  # a flood of small changes is a fast change
+        now += 0.001
+        if refused(float(check._last[0]) + 0.05):
+            break
+    else:
+        raise AssertionError("the flood was let through")
+    stepwise = CommandCheck(limits(1, step=0.1), lock_step=True)
+    for k in range(1, 8):
+        assert not stepwise.refuse(np.asarray([0.1 * k]), 0.0, 0.0)
+    assert stepwise.refuse(np.asarray([1.0]), 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "row", [[], [1.0], [1.0] * 5, [0.0, 1.0, -1.0, 1.0, 0.0, 1.0], [1, 1, 1, -1, 0, 1], [math.nan] * 6]
+)
+def test_limits_that_are_not_in_order_are_refused(row):
+    with pytest.raises(ValueError, match="limits"):
+        CommandLimits.unpack(np.asarray(row, float))
+    assert CommandLimits.unpack(limits(3).pack()).step.tolist() == [0.5] * 3
+
+
+INPUTS = """def emergency_stop(self):
+        return {stop}
+    def enabling_switch(self):
+        return {enable}
+    """
+
+
+def inputs(folder: Path, stop: str = "(FOLDER / 'stop').exists()", enable: str = "(FOLDER / 'enable').exists()") -> str:
+    text = INPUTS.format(stop=stop, enable=enable) + "pass"
+    return text.replace("FOLDER", f"__import__('pathlib').Path({str(folder)!r})")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_emergency_stop_input_latches_until_it_is_released_and_acknowledged(driven: Driven, tmp_path):
+    (tmp_path / "enable").touch()
+    machine = driven(declared=inputs(tmp_path))
+    assert machine.hindrance() == ""
+    machine.write(np.zeros(2))
+    machine.read()
+    (tmp_path / "stop").touch()
+    wait_until(lambda: did(tmp_path)[-1] == "neutral")  # without any command or question
+    (tmp_path / "stop").unlink()
+    with pytest.raises(MachineError, match="emergency stop is pressed"):
+        machine.read()
+    machine.write(np.zeros(2))
+    assert did(tmp_path).count("write") == 1
+    (tmp_path / "stop").touch()
+    machine.resume()
+    with pytest.raises(MachineError, match="emergency stop is pressed"):  # still
+        machine.read()
+    (tmp_path / "stop").unlink()
+    machine.resume()
+    machine.read()
+    machine.write(np.zeros(2))
+    machine.read()
+    assert did(tmp_path).count("write") == 2
+
+
+def test_the_enabling_switch_must_be_held_while_it_moves_and_only_then(driven: Driven, tmp_path):
+    machine = driven(declared=inputs(tmp_path))
+    machine.read()
+    assert machine.hindrance() == "the enabling switch is not held"
+    machine.neutral()
+    machine.read()
+    (tmp_path / "enable").touch()
+    assert machine.hindrance() == ""
+    machine.write(np.zeros(2))
+    machine.read()
+    (tmp_path / "enable").unlink()
+    wait_until(lambda: did(tmp_path)[-1] == "neutral")
+    (tmp_path / "enable").touch()
+    with pytest.raises(MachineError, match="enabling switch is not held"):
+        machine.read()
+
+
+@pytest.mark.parametrize("value", ["None", "0", "'off'", "1 / 0", "np.nan"])
+def test_an_input_that_does_not_clearly_permit_is_a_stop(driven: Driven, tmp_path, value):
+    machine = driven(declared=inputs(tmp_path, stop=f"({value}) if self.moved else False", enable="True"))
+    machine.write(np.zeros(2))
+    wait_until(lambda: did(tmp_path)[-2:] == ["write", "neutral"])
+    with pytest.raises(MachineError, match="emergency stop is pressed"):
+        machine.read()
+    machine.close()
+    with pytest.raises(MachineError, match="did not start: the emergency stop is pressed"):
+        driven(declared=inputs(tmp_path, stop=value))
+
+
+def test_a_machine_is_served_by_one_program_alone(driven: Driven, tmp_path):
+    machine = driven()
+    with pytest.raises(MachineError, match="another program on this computer already serves this machine"):
+        WatchedMachine(machine.name, machine.options, timeout_s=5.0)
+    assert did(tmp_path).count("made") == 1  # the second did not even connect
+    machine.process.kill()
+    machine.process.wait(30)
+    again = WatchedMachine(machine.name, machine.options, timeout_s=5.0)  # a killed one leaves nothing behind
+    again.close()
+
+
+def test_two_ways_to_write_an_address_are_one_machine():
+    name = "firsthand_onboard.simulation:UdpMachine"
+    here = machine_resource(name, {"address": "127.0.0.1:9870"})
+    assert here == machine_resource(name, {"address": "localhost:9870", "patience_s": "5"})
+    assert here != machine_resource(name, {"address": "127.0.0.1:9871"})
+    held = MachineLock(here)
+    with pytest.raises(MachineError, match="already serves"):
+        MachineLock(here)
+    held.release()
+    MachineLock(here).release()

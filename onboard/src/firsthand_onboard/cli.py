@@ -15,18 +15,20 @@ from typing import Any
 import numpy as np
 
 from . import __version__
+from .command_check import CommandLimits
 from .faults import temporary_name
 from .gate_limits import GateLimits
 from .homing import Homing, HomingController
 from .joint_limits import UNKNOWN_STOP_S
 from .link import ClientEnd, RobotEnd, stop_machine
 from .machine import MachineError, as_measured, load_machine
+from .machine_lock import lock_machine
 from .network import LinkError, Security, check_address, split_address
 from .runtime import Runtime, RuntimeSettings
 from .simulation import PlantServer
 from .spec import ControlSpec, SpecError
 from .stop_way import NEXT_PORT, StopUnreachable, StopWay
-from .timing import request_real_time
+from .timing import lock_memory, request_real_time
 from .watchdog import key_value
 from .watched import WatchedMachine
 
@@ -171,6 +173,12 @@ def _stop_way(given: argparse.Namespace, security: Security | None) -> StopWay:
     return way
 
 
+def _command_limits(limits: GateLimits, period_s: float, speed: float) -> CommandLimits:
+    """What the watchdog checks by itself; a command may be a period older than where it is made."""
+    low, high, neutral, rate = (np.asarray(v, float) for v in (limits.low, limits.high, limits.neutral, limits.rate))
+    return CommandLimits(low, high, neutral, rate * period_s, period_s / speed, limits.command_age_s + period_s / speed)
+
+
 def _warn_of_undeclared(spec: ControlSpec, limits: GateLimits) -> None:
     log = logging.getLogger("firsthand-onboard")
     names = [spec.layout.measured[at] for i, at in enumerate(spec.layout.position) if i not in limits.joint]
@@ -218,6 +226,7 @@ def _serve(given: argparse.Namespace) -> int:
         log = logging.getLogger("firsthand-onboard")
         if not given.wide_limits:
             _warn_of_undeclared(spec, limits)
+        machine.limit(_command_limits(limits, spec.period_s, given.speed))
         link = RobotEnd(given.listen, security)
         stop_way = _stop_way(given, security)
         runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed, homing, stop_way)
@@ -232,8 +241,9 @@ def _serve(given: argparse.Namespace) -> int:
         if not machine.lock_step:
             warning = request_real_time(given.priority)
             machine.prefer(given.priority + 1 if given.priority > 0 else 0)  # it must be able to interrupt the loop
-            if warning:
-                log.warning(warning)
+            for text in (warning, lock_memory()):
+                if text:
+                    log.warning(text)
         print(
             f"serving {spec.robot} at {given.listen}, {1 / runtime.executor.clock.period_s:.4g} Hz"
             f"{' in lock-step' if machine.lock_step else ''}, watchdog process {machine.process.pid}",
@@ -274,10 +284,12 @@ def _simulate(given: argparse.Namespace) -> int:
 def _look(given: argparse.Namespace) -> int:
     if not 0 < given.seconds <= 86400:
         raise SpecError(f"seconds is {given.seconds}, but must be above 0 and at most 86400")
+    lock = lock_machine(given.machine, dict(given.machine_option))  # `neutral` would stop what somebody else moves
     machine = load_machine(given.machine, dict(given.machine_option))
     spec = _spec(given, machine)
     if given.limits:
-        limits = GateLimits.of(spec, getattr(machine, "neutral_command", None), getattr(machine, "directions", None))
+        declared = [getattr(machine, name, None) for name in ("neutral_command", "directions", "stopping")]
+        limits = GateLimits.of(spec, *declared)
         print(json.dumps(json.loads(limits.to_json()), indent=2))
         return 0
     values, took = [], []
@@ -302,6 +314,7 @@ def _look(given: argparse.Namespace) -> int:
         good = column[np.isfinite(column)]
         numbers = (good.mean(), good.std(), good.min(), good.max()) if good.size else (np.nan,) * 4
         print(f"{name:<24}" + "".join(f"{n:>12.5g}" for n in numbers) + f"{len(column) - good.size:>10}")
+    lock.release()
     return 0
 
 

@@ -31,6 +31,14 @@ class Machine(Protocol):
       episodes (`serve --between home`); for machines whose commands set speeds;
     - `standby(**options)`: a class method, where a second connection may stay open beside the first: gives one that is
       ready for `neutral`, which the loop keeps for when the watchdog is lost; otherwise one is made only then;
+    - `stopping`: a dict that says how joints stop: `lag_s` (distance to rest over speed), `dead_time_s`,
+      `deceleration`, `brake` and `speed`, each a number or one per position (`gate_limits.read_stopping`). Without it
+      the gate assumes that they stop slowly. Where neutral does not stop a joint, `brake` must say which share of the
+      command range, opposed to the motion, does;
+    - `emergency_stop()` and `enabling_switch()`: what these inputs say, True while pressed and True while held. They
+      are looked at every 10 ms; whatever is not clearly False, or clearly True, counts as a stop, which latches;
+    - `resource(**options)`: a class or static method that names the hardware (a device, an address), so that two ways
+      to write it are one machine: only one program may serve a machine;
     - `lock_step`: true for a simulation whose time passes only in `write`;
     - `simulated`: true for any other simulation. A trainer may put somewhere only what says so: the `reset` of a driver
       may mean something else;

@@ -60,6 +60,11 @@ def neutral_of(spec: ControlSpec, text: str) -> np.ndarray:
 class Ros2Machine:
     """A robot that is reached through ROS 2 topics."""
 
+    @staticmethod
+    def resource(commands: str = "/commands", **_: str) -> str:
+        """Whoever publishes commands there moves the robot."""
+        return f"ros2 {os.environ.get('ROS_DOMAIN_ID', '0')} {commands}"
+
     def __init__(
         self,
         spec: str,

@@ -190,7 +190,7 @@ class Runtime:
             job.ended = end.reason
             if end.fault:
                 self._latch(end.reason)
-        self.machine.neutral()
+        self.executor.come_to_rest()
         self.job = None
         if self.state == MOVING:
             self.state = ARMED if job.ended == DONE and self.lease.holder else IDLE
@@ -261,8 +261,15 @@ class Runtime:
         is_holder = self.lease.is_held_by(message)
         if not is_holder or self.state != ARMED or self.job is not None:
             raise Refusal(f"the robot is {self.state}, and {'yours' if is_holder else 'not yours'}")
+        if why := self.executor.describe_outside() or self._hindrance():
+            raise Refusal(why)
         self.job = self.last = self._reader.read(message, self.executor.measured)
         self._unsent.clear()
+
+    def _hindrance(self) -> str:
+        """What the machine's own inputs say against moving."""
+        hindrance = getattr(self.machine, "hindrance", None)
+        return "" if hindrance is None else hindrance()
 
     def reset(self, message: Message) -> None:
         """Put a simulation at rest in a configuration."""

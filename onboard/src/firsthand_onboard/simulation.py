@@ -87,6 +87,15 @@ class UdpMachine:
         hurried = patience_s is None and not self.lock_step
         self._patience_later = 0.5 * self.spec.period_s if hurried else self._patience
 
+    @staticmethod
+    def resource(address: str, **_: Any) -> str:
+        """Which machine an address reaches, however it is written."""
+        host, port = parse_address(address)
+        try:
+            return f"udp {socket.gethostbyname(host)}:{port}"
+        except OSError:
+            return f"udp {host}:{port}"
+
     def read(self) -> np.ndarray:
         """What the machine measures now."""
         if self._answer is not None:

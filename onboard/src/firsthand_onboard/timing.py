@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import time
@@ -84,6 +85,34 @@ def request_real_time(priority: int) -> str:
             "loop; allow it with `sudo setcap cap_sys_nice=eip <python>` or a limit `rtprio` in limits.conf"
         )
     return ""
+
+
+MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
+
+
+def lock_memory() -> str:
+    """Keep this process's memory from being swapped out; returns a warning where that is not permitted, else ''.
+
+    Only where there is no limit on locked memory, or none for this user: otherwise a later allocation would fail.
+    """
+    try:
+        import resource
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY
+        if unlimited or os.geteuid() == 0:
+            for flags in (MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT, MCL_CURRENT | MCL_FUTURE):
+                if libc.mlockall(flags) == 0:
+                    return ""
+            why = os.strerror(ctypes.get_errno())
+        else:
+            why = "the limit `memlock` of this user is not unlimited"
+    except (ImportError, OSError, AttributeError) as error:
+        why = str(error)
+    return (
+        f"memory is not locked ({why}): a computer that swaps can delay the loop; allow it with a limit "
+        "`memlock unlimited` in limits.conf"
+    )
 
 
 @contextmanager

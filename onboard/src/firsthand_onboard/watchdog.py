@@ -2,7 +2,8 @@
 
 The loop hands every command to it through a socket (`watched.py`). When commands stop coming while the machine moves,
 when the loop hangs, or when it dies, the watchdog brings the machine to neutral and refuses commands until it is told
-to go on.
+to go on. It looks at every command itself (`command_check.py`), and at the emergency stop and the enabling switch where
+the machine has them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ from typing import Any
 
 import numpy as np
 
+from .command_check import CommandCheck, CommandLimits
 from .homing import Homing
 from .machine import MachineError, can_reset, check_machine, check_row, is_simulated, load_machine
+from .machine_lock import lock_machine
 from .spec import SpecError
+from .timing import lock_memory
 
 READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
 ANSWER, TRIPPED, FAILED = range(7, 10)
+LIMIT, INPUTS = range(10, 12)
 """Packets: the loop's, and the watchdog's answers."""
+INPUT_S = 0.01
+"""How often the emergency stop and the enabling switch are looked at."""
+PRESSED = "the emergency stop is pressed"
+RELEASED = "the enabling switch is not held"
 HEAD = struct.Struct("<BQ")
 """The kind of a packet and its number; an answer has the number of its question."""
 MAX_PACKET = 200_000
@@ -86,6 +95,12 @@ class Watchdog:
         self.heard = time.monotonic()
         self.failure = ""
         self.stopping = False
+        self.lock_step = lock_step
+        self.check = CommandCheck(None, lock_step=lock_step)
+        self._emergency_stop = getattr(machine, "emergency_stop", None)
+        self._enabling_switch = getattr(machine, "enabling_switch", None)
+        self._has_inputs = self._emergency_stop is not None or self._enabling_switch is not None
+        self._rested = 0.0
 
     def run(self) -> None:
         """Until the loop is gone or SIGTERM comes; the machine is left in neutral."""
@@ -102,7 +117,8 @@ class Watchdog:
     def _listen(self) -> None:
         while not self.stopping:
             left = self.heard + self.timeout_s - time.monotonic()
-            self.channel.settimeout(max(left, 1e-4) if self.moving else self.timeout_s)
+            wait = max(left, 1e-4) if self.moving else self.timeout_s
+            self.channel.settimeout(min(wait, INPUT_S) if self._has_inputs else wait)
             try:
                 data = self.channel.recv(MAX_PACKET)
             except TimeoutError:
@@ -111,10 +127,14 @@ class Watchdog:
                 break
             if data == b"":
                 break
-            if data is None or (self.moving and time.monotonic() - self.heard > self.timeout_s):
-                if self.moving:
-                    self.tripped, self.moving = True, False
+            now = time.monotonic()
+            if self.moving and now - self.heard > self.timeout_s:
+                self.tripped, self.moving = True, False
+                self._neutral()
+            elif not self.moving and data is None and now - self._rested >= self.timeout_s:
                 self._neutral()  # again and again: the machine may have a timeout of its own
+            if self._has_inputs and not self.failure:
+                self._obey_inputs()
             if data is not None:
                 self.handle(data)
 
@@ -128,21 +148,64 @@ class Watchdog:
         if kind == READ:
             self._answer(number, self._call(self._read))
         elif kind == WRITE:
-            if not self.tripped:
-                self.moving = True
-                self._call(self.machine.write, values.astype(np.float32))
-                self.heard = time.monotonic()
+            self._write(values)
         elif kind == HOLD:
             self.moving, self.heard = False, time.monotonic()
             self._neutral()
         elif kind == RESUME:
             self.tripped, self.failure, self.heard = False, "", time.monotonic()
+            self._obey_inputs()
+        elif kind == LIMIT:
+            self.check = CommandCheck(CommandLimits.unpack(values), lock_step=self.lock_step)
+            self.check.rest(time.monotonic())
+            self._answer(number, b"")
+        elif kind == INPUTS:
+            self._answer(number, self._hindrance(moves=True).encode())
         elif kind == RESET:
             self.moving = False
             self._call(self._reset, values)
             self._answer(number, self._call(self._read))
         elif kind == DESCRIBE:
             self._answer(number, self._call(self._describe))
+
+    def _write(self, values: np.ndarray) -> None:
+        """The first value is when the measurement was taken, the others are the command made from it."""
+        if self.tripped:
+            return
+        now, command = time.monotonic(), values[1:].astype(np.float32)
+        why = self._hindrance(moves=True)
+        if not why and (refused := self.check.refuse(command.astype(float), float(values[0]), now)):
+            why = f"the watchdog refused {refused}"
+        if why:
+            self._trip(why)
+            return
+        self.moving = True
+        self._call(self.machine.write, command)
+        self.heard = time.monotonic()
+
+    def _hindrance(self, *, moves: bool) -> str:
+        """What the emergency stop and the enabling switch say; whatever they do not clearly say counts as a stop."""
+        if self._emergency_stop is not None and not self._is(self._emergency_stop, False):
+            return PRESSED
+        if moves and self._enabling_switch is not None and not self._is(self._enabling_switch, True):
+            return RELEASED
+        return ""
+
+    @staticmethod
+    def _is(read: Any, wanted: bool) -> bool:
+        try:
+            value = read()
+        except Exception:  # a broken input is an open one
+            return False
+        return isinstance(value, (bool, np.bool_)) and bool(value) is wanted
+
+    def _obey_inputs(self) -> None:
+        if why := self._hindrance(moves=self.moving):
+            self._trip(why)
+
+    def _trip(self, why: str) -> None:
+        self.failure, self.tripped, self.moving = why[:500], True, False
+        self._neutral()
 
     def _reset(self, position: np.ndarray) -> None:
         if not can_reset(self.machine):
@@ -168,6 +231,7 @@ class Watchdog:
             "homing": declared_homing(self.machine),
             "lock_step": bool(getattr(self.machine, "lock_step", False)),
             "can_reset": can_reset(self.machine),
+            "has_inputs": self._has_inputs,
             "simulated": is_simulated(self.machine),
             "timeout_s": self.timeout_s,
         }
@@ -186,6 +250,8 @@ class Watchdog:
             return None
 
     def _neutral(self) -> None:
+        self._rested = time.monotonic()
+        self.check.rest(self._rested)
         try:
             self.machine.neutral()
         except Exception as error:
@@ -219,7 +285,9 @@ def main() -> None:
     parser.add_argument("--period", type=float)
     arguments = parser.parse_args()
     channel = socket.socket(fileno=arguments.fd)
+    lock_memory()  # the loop says where that is not permitted
     try:
+        lock = lock_machine(arguments.machine, dict(arguments.machine_option))
         machine = load_machine(arguments.machine, dict(arguments.machine_option))
         check_machine(machine, arguments.machine)
     except Exception as error:
@@ -229,6 +297,7 @@ def main() -> None:
         channel.send(HEAD.pack(FAILED, 1) + f"{type(error).__name__}: {error}"[:500].encode())
         os._exit(1)
     Watchdog(machine, channel, arguments.timeout, arguments.period).run()
+    lock.release()
 
 
 if __name__ == "__main__":

@@ -18,9 +18,25 @@ from typing import Any
 
 import numpy as np
 
+from .command_check import CommandLimits
 from .machine import MachineError, find_machine, load_machine, make_machine
+from .machine_lock import MachineLock, lock_machine
 from .spec import ControlSpec, SpecError
-from .watchdog import DESCRIBE, FAILED, HEAD, HOLD, MAX_PACKET, READ, RESET, RESUME, TRIPPED, WRITE, check_timeout
+from .watchdog import (
+    DESCRIBE,
+    FAILED,
+    HEAD,
+    HOLD,
+    INPUTS,
+    LIMIT,
+    MAX_PACKET,
+    READ,
+    RESET,
+    RESUME,
+    TRIPPED,
+    WRITE,
+    check_timeout,
+)
 
 STARTUP_S = 120.0
 """How long a machine may take to start: one that is a simulation may have to compile first."""
@@ -52,6 +68,9 @@ class WatchedMachine:
         self._try_at, self._logged = 0.0, ""
         self._number = 0
         self._priority = 0
+        self._limits: CommandLimits | None = None
+        self._lock: MachineLock | None = None
+        self._read_at = 0.0
         self.start()
 
     def start(self) -> None:
@@ -59,6 +78,7 @@ class WatchedMachine:
         if self._lost and self.process.poll() is None:
             raise MachineError(f"the lost watchdog, process {self.process.pid}, cannot be ended")
         self._close_direct()
+        self._release()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "firsthand_onboard.watchdog", "--fd", str(theirs.fileno())]
         command += ["--machine", self.name]
@@ -90,10 +110,13 @@ class WatchedMachine:
         """JSON, or None."""
         self.lock_step = described["lock_step"]
         self.can_reset, self.simulated = described["can_reset"], described["simulated"]
+        self.has_inputs = described["has_inputs"]
         self.timeout_s = described["timeout_s"]
         self.patience_s = STARTUP_S if self.lock_step else self.timeout_s
         """A watchdog that answers later than this hangs."""
         self.prefer(self._priority)
+        if self._limits is not None:
+            self.limit(self._limits)
         if not self.lock_step:
             self._prepare()
 
@@ -118,11 +141,21 @@ class WatchedMachine:
 
     def read(self) -> np.ndarray:
         """What the machine measures; `MachineError` when the watchdog has taken over or is gone."""
+        self._read_at = time.monotonic()
         return self._measured(READ)
 
     def write(self, command: np.ndarray) -> None:
-        """Hand a command to the watchdog."""
-        self._send(WRITE, command)
+        """Hand a command to the watchdog, with the time of the measurement that it was made from."""
+        self._send(WRITE, np.concatenate([[self._read_at], np.asarray(command, float)]))
+
+    def limit(self, limits: CommandLimits) -> None:
+        """Let the watchdog check every command against these limits."""
+        self._limits = limits
+        self._ask(LIMIT, limits.pack())
+
+    def hindrance(self) -> str:
+        """Why the machine must not move now: its emergency stop or its enabling switch; empty where it may."""
+        return self._ask(INPUTS).decode() if self.has_inputs else ""
 
     def neutral(self) -> None:
         """Neutral, and a sign of life. Never raises: it is what is called when everything else has failed."""
@@ -150,6 +183,13 @@ class WatchedMachine:
         self._kill()
         self._channel.close()
         self._neutral_from_here()
+        with contextlib.suppress(MachineError, SpecError):
+            self._lock = lock_machine(self.name, self.options)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _kill(self) -> None:
         self.process.kill()
@@ -175,6 +215,7 @@ class WatchedMachine:
         if self._lost:
             self.neutral()
             self._close_direct()
+            self._release()
         else:
             self._end()
         if self._standby is not None:

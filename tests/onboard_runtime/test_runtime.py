@@ -27,6 +27,7 @@ from .processes import (
     FAST,
     GOALS,
     SPEC,
+    Process,
     Rig,
     begin,
     finished,
@@ -292,6 +293,36 @@ def test_after_a_kill_in_motion_nobody_arms_before_the_operator_has_looked(tmp_p
         client = made.client()
         assert client.ask("arm").kind == "reply"
         client.close()
+
+
+TRAINER = """
+import ctypes, sys, threading
+import numpy as np
+from types import SimpleNamespace
+from firsthand.robots.remote import RemoteRobot
+from firsthand_onboard.toy import toy_spec
+robot = RemoteRobot(sys.argv[1], SimpleNamespace(spec=toy_spec()))
+robot.measured()
+commands = {"commands": np.tile(np.float32([0.3, -0.3]), (2000, 1))}
+threading.Thread(target=lambda: robot.execute("play", None, commands, 1), daemon=True).start()
+print("ready", flush=True)
+while True:
+    ctypes.CDLL(None).sleep(600)  # the main thread computes, and hears no signal
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_trainer_that_is_ended_stops_its_machine_first(number, running):
+    trainer = Process("-c", TRAINER, running.address)
+    wait_for(running.moving, "motion")
+    trainer.signal(number)
+    assert trainer.popen.wait(30) == 128 + number
+    client = running.client()
+    status = client.ask("status").body
+    assert (status["state"], status["taken"], status["job"]["ended"]) == ("idle", False, "stopped")
+    assert not running.moving()
+    client.close()
+    trainer.end()
 
 
 REAL = """

@@ -7,6 +7,8 @@ arrive, and starts over where a link, a trainer or an onboard program was lost.
 import contextlib
 import itertools
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,6 +152,73 @@ def disconnect(address: str) -> None:
         connection.client.close()
 
 
+def _stop(client: ClientEnd) -> str:
+    """Stop what moves for this client, and give its lease back; what the machine then does, as a sentence."""
+    deadline = time.monotonic() + STOP_S
+    client.drop_lease()
+    with contextlib.suppress(LinkError):
+        status = _status_now(client)
+        if status is None or status["yours"] or (status["state"] == "moving" and not status["taken"]):
+            client.send("stop")  # once: from somebody without the lease, as we are after it, a stop latches
+            status = _status_now(client)
+        while status is not None and status["state"] == "moving" and time.monotonic() < deadline:
+            status = _status_now(client)
+        if status is not None and status["state"] != "moving":
+            return f"The machine stands{', until its operator acknowledges it' * (status['state'] == 'fault')}."
+    return NOT_STOPPED
+
+
+def _status_now(client: ClientEnd) -> Mapping[str, Any] | None:
+    try:
+        return client.ask("status", patience_s=0.5, tries=1).body
+    except LinkError:
+        return None
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a trainer; by themselves they would leave its machine moving until the lease is over."""
+
+
+def _stop_on_ending_signals() -> None:
+    """From now on a signal that ends this process stops its machines first.
+
+    In a thread that the kernel wakes: the main one may be in the middle of a computation for seconds. Where somebody
+    else deals with a signal, or it is ignored (nohup), that stays.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    numbers = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    if not numbers:
+        return
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    if before != -1:  # somebody's event loop needs it; then the handler alone wakes the thread
+        signal.set_wakeup_fd(before)
+    for number in numbers:
+        signal.signal(number, lambda number, _: os.write(wake, bytes([number])))
+    threading.Thread(target=_wait_for_signal, args=(woken, numbers), name="ending", daemon=True).start()
+
+
+def _wait_for_signal(woken: int, numbers: Sequence[int]) -> None:
+    while True:
+        for number in os.read(woken, 64):
+            if number in numbers:
+                _leave(number)
+
+
+def _leave(number: int) -> None:
+    """Stop the machines and end this process, as the signal would have. A run folder can be left at any instant."""
+    try:
+        stops = [threading.Thread(target=_stop, args=(c.client,), daemon=True) for c in list(_CONNECTIONS.values())]
+        for thread in stops:
+            thread.start()
+        for thread in stops:
+            thread.join(STOP_S + 1.0)
+    finally:
+        os._exit(128 + number)
+
+
 class RemoteRobot(OnboardRobot):
     """A robot behind `firsthand-onboard serve`."""
 
@@ -224,27 +293,7 @@ class RemoteRobot(OnboardRobot):
         Without latching: the holder of the lease may arm again. Where nothing of ours moves, nothing is sent.
         """
         connection = _CONNECTIONS.get(self.address)
-        if connection is None:
-            return NOT_STOPPED
-        client, deadline = connection.client, time.monotonic() + STOP_S
-        client.drop_lease()
-        with contextlib.suppress(LinkError):
-            status = self._status_now(client)
-            if status is None or status["yours"] or (status["state"] == "moving" and not status["taken"]):
-                client.send("stop")  # once: from somebody without the lease, as we are after it, a stop latches
-                status = self._status_now(client)
-            while status is not None and status["state"] == "moving" and time.monotonic() < deadline:
-                status = self._status_now(client)
-            if status is not None and status["state"] != "moving":
-                return f"The machine stands{', until its operator acknowledges it' * (status['state'] == 'fault')}."
-        return NOT_STOPPED
-
-    @staticmethod
-    def _status_now(client: ClientEnd) -> Mapping[str, Any] | None:
-        try:
-            return client.ask("status", patience_s=0.5, tries=1).body
-        except LinkError:
-            return None
+        return NOT_STOPPED if connection is None else _stop(connection.client)
 
     def go_home(self) -> None:
         """Let the machine go home if it is served so, without waiting: what comes next on it waits.
@@ -371,6 +420,7 @@ class RemoteRobot(OnboardRobot):
                 f"{theirs.digest()[:8]}) than the task here ({ours.robot}, {ours.digest()[:8]}); give both the same."
             )
         connection = _CONNECTIONS[self.address] = Connection(client, about)
+        _stop_on_ending_signals()
         return connection
 
     def _ask(self, kind: str, body=None, arrays: Arrays | None = None) -> Message:

@@ -177,6 +177,8 @@ def _status_now(client: ClientEnd) -> Mapping[str, Any] | None:
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end a trainer; by themselves they would leave its machine moving until the lease is over."""
+_LEAVING = threading.Event()
+"""This process is about to end: nothing more is asked of a machine, which would begin again what was stopped."""
 
 
 def _stop_on_ending_signals() -> None:
@@ -209,6 +211,7 @@ def _wait_for_signal(woken: int, numbers: Sequence[int]) -> None:
 
 def _leave(number: int) -> None:
     """Stop the machines and end this process, as the signal would have. A run folder can be left at any instant."""
+    _LEAVING.set()
     try:
         stops = [threading.Thread(target=_stop, args=(c.client,), daemon=True) for c in list(_CONNECTIONS.values())]
         for thread in stops:
@@ -424,6 +427,8 @@ class RemoteRobot(OnboardRobot):
         return connection
 
     def _ask(self, kind: str, body=None, arrays: Arrays | None = None) -> Message:
+        while _LEAVING.is_set():
+            time.sleep(1.0)
         answer = self._connect().client.ask(kind, body, arrays)
         if answer.kind == "refused":
             raise Interrupted(str(answer.body.get("why")))

@@ -13,6 +13,7 @@ from firsthand_onboard import SpecError
 from firsthand_onboard.gate import CHATTER, Gate
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.loop import Executor
+from firsthand_onboard.machine import MachineError
 from firsthand_onboard.timing import LockStep
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "gate_safety.py"
@@ -240,3 +241,51 @@ def test_the_executor_ends_with_the_gates_fault_when_a_limit_is_passed():
     done = Executor(SPEC, machine, limits, LockStep(0.04)).play(np.zeros((200, 1), np.float32))
     assert done.fault
     assert "beyond its limits" in done.ended
+
+
+class Leaning(safety.Driven):
+    """Two joints; the first stands outside. A command below 0.05 moves nothing."""
+
+    def __init__(self, position: float, sign: int = 1) -> None:
+        self.position, self.sign = np.asarray([position, 0.0]), sign
+
+    def read(self) -> np.ndarray:
+        return np.concatenate([self.position, np.zeros(2)])
+
+    def write(self, command: np.ndarray) -> None:
+        self.position = self.position + 0.04 * self.sign * np.where(np.abs(command) > 0.05, command, 0.0)
+
+
+@pytest.mark.parametrize("position", [2.3, -2.3, 2.05])
+def test_a_machine_that_stands_outside_is_led_back_slowly(position):
+    spec = safety.make_spec(joints=2)
+    machine = Leaning(position)
+    executor = Executor(spec, machine, GateLimits.of(spec, directions=((0, 1), (1, 1))), LockStep(0.04))
+    assert f"joint 0 stands at {position}, outside its limits -2 to 2" in executor.describe_outside()
+    refused = executor.play(np.full((5, 2), 0.5, np.float32))
+    assert refused.fault
+    assert "stands at" in refused.ended
+    assert machine.position[0] == position
+    executor.look()
+    done = executor.recover()
+    assert (done.ended, done.fault) == ("done", False)
+    assert abs(machine.position[0]) <= 2.0 + 1e-6
+    assert machine.position[1] == 0.0
+    assert np.abs(done.commands).max() <= 0.3
+    assert np.abs(np.diff(done.measured[:, 0])).max() <= 0.08 * 4.0 * 0.04  # of the range per second
+    executor.look()
+    assert executor.describe_outside() == ""
+    assert executor.play(np.full((5, 2), -0.1 * np.sign(position), np.float32)).ended == "done"
+
+
+def test_recovery_is_given_up_where_it_leads_further_out():
+    spec = safety.make_spec(joints=2)
+    machine = Leaning(2.3, sign=-1)  # its directions are declared wrongly
+    executor = Executor(spec, machine, GateLimits.of(spec, directions=((0, 1), (1, 1))), LockStep(0.04))
+    done = executor.recover()
+    assert done.fault
+    assert "moves further out" in done.ended or "does not slow down" in done.ended
+    assert machine.position[0] < 2.3 + 0.05 * 4.0
+    for limits in (GateLimits.of(spec), GateLimits.of(spec, directions=((-1, 1), (1, 1)))):
+        with pytest.raises(MachineError, match="by hand"):
+            Executor(spec, Leaning(2.3), limits, LockStep(0.04)).recover()

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from .processes import (
     Process,
     Rig,
     begin,
+    connect,
     finished,
     free_port,
     random_policy,
@@ -528,3 +530,65 @@ def test_addresses():
 def test_nobody_there():
     with pytest.raises(LinkError):
         ClientEnd(f"tcp/127.0.0.1:{free_port()}")
+
+
+LEANING = """
+import numpy as np
+from firsthand_onboard.toy import Toy
+
+
+class Machine(Toy):
+    simulated = True
+
+    def __init__(self):
+        super().__init__()
+        self.reset(np.asarray([2.2, 0.5]))
+
+    def step(self, command):
+        before = self.position.copy()
+        super().step(command)
+        self.position = before + self.spec.period_s * self.velocity  # without the toy's stops
+
+    read = Toy.measure
+    write = step
+
+    def neutral(self):
+        pass
+"""
+
+
+def test_an_operator_leads_a_machine_back_that_stands_outside(tmp_path):
+    file = tmp_path / f"leaning_{tmp_path.name.replace('-', '_')}.py"
+    file.write_text(LEANING)
+    limits, address = tmp_path / "limits.json", f"tcp/127.0.0.1:{free_port()}"
+    limits.write_text('{"command_age_s": null}')
+    serve = Process(
+        *("-m", "firsthand_onboard", "serve", "--priority", "0", "--watchdog", "5", "--machine", f"{file}:Machine"),
+        *("--listen", address, "--limits", str(limits)),
+        stderr=tmp_path / "log",
+    )
+    try:
+        trainer, operator = connect(address), connect(address, "operator", operator=True)
+        assert trainer.ask("arm").kind == "reply"
+        job = trainer.ask("job", {"name": "no", "kind": "play"}, {"commands": np.zeros((5, 2), np.float32)})
+        assert "shoulder.position stands at 2.2, outside its limits" in job.body["why"]
+        assert "only the operator" in trainer.ask("recover").body["why"]
+        assert "is armed" in operator.ask("recover").body["why"]
+        trainer.ask("release")
+        assert operator.ask("recover").kind == "reply"
+        let_go = wait_for(lambda: (s := trainer.ask("status").body)["job"]["ended"] and s, "letting go")
+        assert let_go["job"]["ended"] == "the operator let go"
+        assert let_go["state"] == "idle"
+        deadline = time.monotonic() + 60
+        while (answer := operator.ask("recover")).kind == "reply":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert "no joint stands outside" in answer.body["why"]
+        assert answer.body["job"]["ended"] == "done"
+        trainer.ask("arm")
+        job = trainer.ask("job", {"name": "yes", "kind": "play"}, {"commands": np.full((5, 2), -0.1, np.float32)})
+        assert job.kind == "reply", job.body
+        trainer.close()
+        operator.close()
+    finally:
+        serve.end()

@@ -75,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     for name, text in (
         ("status", "what a served machine is doing"),
         ("stop", "stop a served machine, in any state, until it is acknowledged"),
+        ("recover", "lead joints that stand outside their limits back inside, slowly, while this runs"),
         ("acknowledge", "acknowledge its fault or a stop: the operator has looked"),
     ):
         command = commands.add_parser(name, help=text)
@@ -338,6 +339,36 @@ def _stop(given: argparse.Namespace) -> int:
         raise LinkError("the machine was told to stop, but does not say that it stands")
     print(f"stopped; nothing moves until `firsthand-onboard acknowledge {given.address}`")
     return 0
+
+
+def _recover(given: argparse.Namespace) -> int:
+    client, status = _client(given)
+    try:
+        if not sys.stdin.isatty():
+            raise SpecError("a machine is led back under the eyes of an operator: run `recover` in a terminal")
+        print(f"the machine is {status['state']}; it moves while this program runs, Ctrl-C lets it go")
+        if input("is everybody out of its reach, and the emergency stop in your hand? [y/N] ").strip().lower() != "y":
+            return 1
+        return recover_machine(client)
+    except (EOFError, KeyboardInterrupt):
+        return 1
+    finally:
+        client.close()
+
+
+def recover_machine(client: ClientEnd) -> int:
+    """Ask again and again until the machine is inside its limits; `LinkError` says why it is not."""
+    while True:
+        answer = client.ask("recover", patience_s=1.0, tries=1)
+        job = answer.body.get("job") or {}
+        if answer.kind == "refused":
+            if job.get("kind") != "recover" or not job.get("ended"):
+                raise LinkError(str(answer.body["why"]))
+            if job["ended"] != "done":
+                raise LinkError(f"the machine was not led back: {job['ended']}")
+            print("every joint is inside its limits")
+            return 0
+        time.sleep(0.1)
 
 
 def _acknowledge(given: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ class Job:
 
     name: str
     kind: str
-    """`visit` goals, `follow` a reference, `play` commands, or go `home`."""
+    """`visit` goals, `follow` a reference, `play` commands, go `home`; or `recover`, for which an operator asks."""
     arrays: Mapping[str, np.ndarray]
     controller: NumpyController | None
     authority: float

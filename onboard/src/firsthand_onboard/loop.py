@@ -17,6 +17,7 @@ from .homing import AWAY, HomingController
 from .machine import Machine, MachineError, as_measured
 from .numpy_observer import NumpyObserver
 from .policy import NumpyPolicy
+from .recovery import Recovery
 from .spec import ControlSpec
 from .timing import LockStep, RealTime
 
@@ -216,6 +217,19 @@ class Executor:
 
         return self._run(propose, len(path), None, min(authority, controller.homing.authority), until)
 
+    def recover(self, until: GoOn = never_end) -> Trajectory:
+        """Lead joints that stand outside their limits back inside, slowly."""
+        size = self.spec.layout.num_measured
+        recovery = Recovery(self.spec, self.gate.limits, self.measured)
+
+        def propose(step: int, state: np.ndarray) -> np.ndarray:
+            return recovery.command(state[:size])
+
+        def ends(done: int) -> str:
+            return until(done) or (DONE if recovery.is_done(self.measured) else "")
+
+        return self._run(propose, recovery.steps, None, 1.0, ends, recovering=True)
+
     def _start_estimate(self, observer: NumpyObserver | None) -> None:
         """Begin a motion, unless this observer has followed the robot until now."""
         if observer is not None and observer is not self._live:
@@ -230,6 +244,7 @@ class Executor:
         authority: float,
         until: GoOn,
         observer: NumpyObserver | None = None,
+        recovering: bool = False,
     ) -> Trajectory:
         layout, observing_s = self.spec.layout, 0.0
         self._start_estimate(observer)
@@ -253,6 +268,7 @@ class Executor:
                     reference=None if reference is None else reference[k],
                     age_s=self.clock.now() - self._read_at,
                     authority=authority,
+                    recovering=recovering,
                 )
                 self.work_s[self.steps % len(self.work_s)] = observing_s + time.perf_counter() - began
                 self.steps += 1
@@ -276,8 +292,8 @@ class Executor:
                         break
         except MachineError as error:
             ended, fault = str(error), True
+        measured[valid.sum() + 1 :] = measured[valid.sum()]  # what did not happen is padded
         if ended != DONE:
-            measured[valid.sum() + 1 :] = measured[valid.sum()]  # what did not happen is padded
             self.come_to_rest()
             self.forget_estimate()
         if reference is None:

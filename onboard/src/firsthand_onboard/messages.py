@@ -32,7 +32,10 @@ MAX_RETIRED = 1 << 16
 TYPES = ("float32", "float64", "bool")
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
-TO_ROBOT = ("hello", "lease", "arm", "policy", "job", "fetch", "stop", "acknowledge", "release", "reset", "status")
+TO_ROBOT = (
+    *("hello", "lease", "arm", "policy", "job", "fetch", "stop", "acknowledge", "release", "reset", "status"),
+    "recover",
+)
 COUNTED = ("accepted", "malformed", "oversized", "unknown", "replayed", "misdirected")
 FROM_ROBOT = ("reply", "refused", "trajectory")
 

@@ -16,9 +16,9 @@ from .spec import SpecError
 if TYPE_CHECKING:
     from .runtime import Runtime
 
-OPERATOR_KINDS = ("hello", "status", "stop", "acknowledge")
-"""What an operator may ask for; acknowledging is for operators alone."""
-TIMELY_KINDS = ("arm", "job", "reset")
+OPERATOR_KINDS = ("hello", "status", "stop", "acknowledge", "recover")
+"""What an operator may ask for; the last two are for operators alone."""
+TIMELY_KINDS = ("arm", "job", "reset", "recover")
 """What moves the machine or lets it be moved: not acted on when it is older than the lease."""
 
 MAX_HELLO = MAX_HEADER - 8192
@@ -43,6 +43,7 @@ class Requests:
             "reset": runtime.reset,
             "stop": runtime.stop,
             "acknowledge": self._acknowledge,
+            "recover": runtime.recover,
         }
 
     def check_hello(self) -> None:

@@ -59,6 +59,8 @@ class JobRunner:
         executor, arrays = self.executor, job.arrays
         if job.kind == "play":
             return executor.play(arrays["commands"], job.authority, self._ends_at)
+        if job.kind == "recover":
+            return executor.recover(self._ends_at)
         if job.kind == "home":
             assert self.homing is not None
             return executor.home(self.homing, job.authority, self._ends_at)

@@ -39,12 +39,15 @@ from .requests import Requests
 from .runner import JobEnd, JobRunner
 from .spec import ControlSpec, SpecError
 from .stop_way import StopWay
-from .timing import LockStep, RealTime, no_garbage_collection
+from .timing import LockStep, RealTime, no_garbage_collection, since_boot
 
 log = logging.getLogger("firsthand-onboard")
 
 IDLE, ARMED, MOVING, FAULT = "idle", "armed", "moving", "fault"
 STOPPED = "stopped"
+RECOVER = "recover"
+LET_GO_S, LET_GO = 0.5, "the operator let go"
+"""A machine is led back only while its operator asks for it again within this time."""
 OPERATOR_STOP = "the operator stopped it"
 SAME_STOP_S = 0.1
 """While the machine stands, stops over their own way are latched again at most this often."""
@@ -104,6 +107,7 @@ class Runtime:
         self.state = IDLE
         self._latch_later = ""
         """What is latched when the running job has ended; empty where nothing is."""
+        self._asked_to_recover = 0.0
         self._stop_asked, self._stopped_at = False, -math.inf
         self._unsent: deque[tuple[Job, int]] = deque()
         self._reader = JobReader(spec, self.policies, homing)
@@ -141,6 +145,8 @@ class Runtime:
             self._requests.send_trajectory(*self._unsent.popleft())
         if self.stopping:
             return STOPPED
+        if self.job is not None and self.job.kind == RECOVER and since_boot() - self._asked_to_recover > LET_GO_S:
+            return LET_GO
         return self._runner.interruption if self.state == MOVING else ""
 
     def _look_for_stops(self) -> None:
@@ -238,7 +244,7 @@ class Runtime:
             raise Refusal(f"there is a fault that the operator must acknowledge: {self.latch.fault}")
         if self.lease.holder and not self.lease.is_held_by(message):
             raise Refusal("another trainer holds the lease")
-        if self.state == MOVING:
+        if self.state == MOVING or (self.job is not None and self.job.kind == RECOVER):
             raise Refusal("the machine still moves")
         self.state = ARMED
         self.lease.grant(message)
@@ -265,6 +271,24 @@ class Runtime:
             raise Refusal(why)
         self.job = self.last = self._reader.read(message, self.executor.measured)
         self._unsent.clear()
+
+    def recover(self, message: Message) -> None:
+        """Lead joints that stand outside their limits back inside, for as long as the operator goes on asking."""
+        if not message.operator:
+            raise Refusal("only the operator leads a machine back: firsthand-onboard recover")
+        recovering = self.job is not None and self.job.kind == RECOVER
+        if recovering and self.job is not None and self.job.asked.session == message.session:
+            self._asked_to_recover = since_boot()
+            return
+        if self.state != IDLE or self.lease.holder:
+            raise Refusal(f"the machine is {self.state}: it can be led back while it is idle and nobody has armed it")
+        if not self.executor.describe_outside():
+            raise Refusal("no joint stands outside its limits")
+        if why := self._hindrance():
+            raise Refusal(why)
+        self._asked_to_recover = since_boot()
+        self.job = self.last = Job(f"recover {message.number}", RECOVER, {}, None, 1.0, message, 1)
+        self.state = ARMED
 
     def _hindrance(self) -> str:
         """What the machine's own inputs say against moving."""

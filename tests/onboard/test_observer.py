@@ -290,7 +290,7 @@ def test_an_outlier_moves_the_estimate_by_its_clipped_size_only():
     for outlier, moved in ((100.0, 0.04), (-100.0, -0.04), (1.03, 0.03)):
         found = observe(SMALL, parameters, SETTINGS, carry, np.zeros(1), np.array([outlier, 0.0]))
         np.testing.assert_allclose(found.state[:2], [1.0 + moved, 0.0], atol=1e-12)
-        assert list(found.clipped) == [int(abs(outlier) > 2), 0]
+        assert list(found.clipped) == [int(np.sign(outlier)) if abs(outlier) > 2 else 0, 0]
     again = observe(SMALL, parameters, SETTINGS, found, np.zeros(1), np.array([1.03, 0.0]))
     assert list(again.clipped) == [0, 0]
 
@@ -312,6 +312,15 @@ def test_the_guard_restarts_after_clipped_innovations_in_a_row():
         assert list(after.clipped) == [0, 0]
     spared = observe(SMALL, parameters, SETTINGS, carry, np.zeros(1), np.array([1.17, 0.0]))
     assert list(spared.clipped) == [0, 0]
+
+
+def test_outliers_on_both_sides_never_restart_the_estimate():
+    parameters = still(SMALL, scale=np.array([0.01, 0.02]))
+    carry = start(SMALL, np.array([1.0, 0.0]), np.zeros(1))
+    for k in range(40):
+        side = 1.0 if k % 4 else -1.0  # three on one side, one on the other
+        carry = observe(SMALL, parameters, SETTINGS, carry, np.zeros(1), np.array([1.0 + 100.0 * side, 0.0]))
+    assert list(carry.restarts) == [0, 0]
 
 
 def test_an_estimate_that_is_not_finite_restarts_at_once(spec):

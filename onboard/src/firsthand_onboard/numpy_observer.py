@@ -212,7 +212,7 @@ class NumpyObserver:
         any_missing = bool(missing.any())
         if any_missing:
             innovation[missing] = 0
-        clipped = np.abs(innovation) > self._limit
+        clipped, up = np.abs(innovation) > self._limit, innovation > 0
         np.minimum(np.maximum(innovation, -self._limit), self._limit, innovation)
         np.divide(innovation, self._unit, innovation)
         np.dot(self._gain, innovation, self._correction)
@@ -222,8 +222,9 @@ class NumpyObserver:
         diverged = ~np.isfinite(state[:start]).all()
         if any_missing or self._is_missing or diverged or clipped.any() or self.clipped.any():
             here = ~missing
-            self.clipped[:] = np.where(here, np.where(clipped, self.clipped + 1, 0), self.clipped)
-            broken = (self.clipped >= settings.restart_after) | ~np.isfinite(blocks).all(axis=0)
+            row = np.where(up, np.maximum(self.clipped, 0) + 1, np.minimum(self.clipped, 0) - 1)
+            self.clipped[:] = np.where(here, np.where(clipped, row, 0), self.clipped)
+            broken = (np.abs(self.clipped) >= settings.restart_after) | ~np.isfinite(blocks).all(axis=0)
             restart = here & (broken | (self.missing > settings.max_missing))
             blocks[:, restart] = measured[restart]
             self.clipped[restart] = 0

@@ -35,7 +35,7 @@ class ObserverSettings:
     clip: float = 4.0
     """Innovations count up to this many times their usual size."""
     restart_after: int = 5
-    """An entry whose innovation was clipped this many times in a row restarts from the measurement."""
+    """An entry whose innovation was clipped this many times in a row to the same side restarts from its measurement."""
     max_missing: int = 12
     """Steps that a missing measurement is predicted through; after that its absence is a fault."""
 
@@ -75,7 +75,10 @@ class ObserverState(NamedTuple):
     state: Any
     """x̂, the estimate, laid out as the state vector."""
     clipped: Any
-    """`(measured,)`: how many innovations in a row were clipped. A missing one does not interrupt the row."""
+    """`(measured,)`: how many innovations in a row were clipped to the same side, negative where it is the lower one.
+
+    A missing one does not interrupt the row.
+    """
     missing: Any
     """`(measured,)`: for how many steps the measurement has been missing."""
     restarts: Any
@@ -229,16 +232,18 @@ def observe(
     """One control period: `command` was applied, then `measured` was read.
 
     Every remembered block of an entry restarts from the measurement when its innovation was clipped `restart_after`
-    times in a row, when the measurement comes back after more than `max_missing` steps, and when the estimate is not
-    finite.
+    times in a row to the same side, when the measurement comes back after more than `max_missing` steps, and when the
+    estimate is not finite. Outliers on both sides are no reason to believe the last of them.
     """
     xp = namespace(carry.state)
     predicted = predict_state(spec, parameters.layers, parameters.change_scale, carry.state, command)
     corrected = correct(spec, parameters, settings, predicted, measured)
     here = ~corrected.missing
-    clipped = xp.where(here, xp.where(corrected.clipped, carry.clipped + 1, 0), carry.clipped)
+    up = corrected.innovation > 0
+    row = xp.where(up, xp.maximum(carry.clipped, 0) + 1, xp.minimum(carry.clipped, 0) - 1)
+    clipped = xp.where(here, xp.where(corrected.clipped, row, 0), carry.clipped)
     blocks, commands = split_blocks(spec, corrected.state)
-    diverged = (clipped >= settings.restart_after) | ~xp.all(xp.isfinite(blocks), axis=0)
+    diverged = (xp.abs(clipped) >= settings.restart_after) | ~xp.all(xp.isfinite(blocks), axis=0)
     restart = here & (diverged | (carry.missing > settings.max_missing))
     return ObserverState(
         state=_join_blocks(xp.where(restart, measured, blocks), commands),

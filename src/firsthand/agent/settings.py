@@ -249,6 +249,13 @@ class ModelSettings(Group):
         above=0,
         maximum=1,
     )
+    one_step_factor: Number = setting(
+        2.0,
+        "where the model is trained on one-step predictions although `model.horizon` is longer, this many times as "
+        "many Adam steps are taken: each costs less",
+        minimum=1,
+        maximum=10,
+    )
     rescalings: int = setting(3, "how often per episode the sizes of errors are estimated", minimum=1)
     scale_samples: int = setting(2048, "transitions that they are estimated from", minimum=1)
     log_rounds: int = setting(10, "episodes' worth of Adam steps on logs before the first episode, at most", minimum=1)
@@ -273,7 +280,9 @@ class ObserverSettings(Group):
     windows: int = setting(24, "windows per Adam step", minimum=1)
     clip: Number = setting(4.0, "innovations count up to this many times their usual size", above=0)
     restart_after: int = setting(
-        5, "clipped innovations in a row after which an entry restarts from the measurement", minimum=1
+        5,
+        "clipped innovations in a row to the same side, after which an entry restarts from the measurement",
+        minimum=1,
     )
     advantage: Number = setting(
         0.98,
@@ -471,7 +480,11 @@ class Settings:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Settings":
-        """The settings that `as_dict` gave; `UserError` where one is missing, unknown or out of bounds."""
+        """The settings that `as_dict` gave; `UserError` where one is unknown or out of bounds.
+
+        One that is missing, because the version that wrote them did not have it, has its default. Such a run can be
+        read; it is not resumed, because what it would go on with is not what it was started with.
+        """
         if not isinstance(data, Mapping):
             raise UserError(f"settings is {data!r}, but must be groups of settings.")
         flat: dict[str, Any] = {}
@@ -481,9 +494,6 @@ class Settings:
             flat |= {f"{group}.{field}": value for field, value in values.items()}
         for name in flat:
             check_name(name)
-        for name, _, _ in all_settings():
-            if name not in flat:
-                raise UserError(f"the setting {name} is missing.")
         return Settings().with_changes(flat)
 
 

@@ -29,7 +29,7 @@ def observer_header(name: str, observer: Observer | None) -> str:
     return f"""/* The estimate, with what the observer counts for each measurement. */
 typedef struct {{
     float state[{upper}_STATE]; /* measurements, the newest first, then commands, the newest first */
-    int clipped[{upper}_MEASURED]; /* innovations in a row that were too large */
+    int clipped[{upper}_MEASURED]; /* innovations in a row that were too large; negative: too far below */
     int missing[{upper}_MEASURED]; /* steps since the last measurement */
     int restarts[{upper}_MEASURED]; /* how often the estimate restarted from the measurement */
 }} {name}_observer;
@@ -113,8 +113,13 @@ int {name}_observer_step({name}_observer *observer, const float *command, const 
         innovation[i] = isfinite(measured[i]) ? measured[i] - innovation[i] : 0.0f;
         if (!isfinite(measured[i])) continue;
         if (fabsf(innovation[i]) > limit[i]) {{
-            innovation[i] = innovation[i] > 0.0f ? limit[i] : -limit[i];
-            observer->clipped[i]++;
+            if (innovation[i] > 0.0f) {{
+                innovation[i] = limit[i];
+                observer->clipped[i] = observer->clipped[i] > 0 ? observer->clipped[i] + 1 : 1;
+            }} else {{
+                innovation[i] = -limit[i];
+                observer->clipped[i] = observer->clipped[i] < 0 ? observer->clipped[i] - 1 : -1;
+            }}
             status |= {upper}_CLIPPED;
         }} else {{
             observer->clipped[i] = 0;
@@ -131,7 +136,8 @@ int {name}_observer_step({name}_observer *observer, const float *command, const 
             status |= observer->missing[i] > {upper}_MAX_MISSING ? {upper}_MISSING | {upper}_LOST : {upper}_MISSING;
             continue;
         }}
-        int restart = observer->clipped[i] >= {upper}_RESTART_AFTER || observer->missing[i] > {upper}_MAX_MISSING;
+        const int row = observer->clipped[i] < 0 ? -observer->clipped[i] : observer->clipped[i];
+        int restart = row >= {upper}_RESTART_AFTER || observer->missing[i] > {upper}_MAX_MISSING;
         for (int j = 0; j <= EARLIER; j++)
             if (!isfinite(state[j * MEASURED + i])) restart = 1;
         observer->missing[i] = 0;

@@ -141,14 +141,19 @@ def observer_model(spec: ControlSpec, observer: Observer, card: ModelCard) -> by
     corrected = graph.node("Add", remembered, correction)
 
     is_clipped = graph.node("Greater", graph.node("Abs", innovation), graph.constant(limit))
-    clipped = graph.node("Where", is_clipped, graph.node("Add", "clipped", one), zero)
+    above = graph.node("Add", graph.node("Max", "clipped", zero), one)
+    below = graph.node("Sub", graph.node("Min", "clipped", zero), one)
+    row = graph.node("Where", graph.node("Greater", innovation, graph.constant(0.0)), above, below)
+    clipped = graph.node("Where", is_clipped, row, zero)
     clipped = graph.node("Where", is_here, clipped, "clipped")
     broken = graph.node("Cast", graph.is_missing(corrected), to=graph.onnx.TensorProto.FLOAT)
     broken = graph.node("ReduceMax", graph.shaped(broken, 0, blocks, size), axes=[1], keepdims=0)
     restart = graph.node(
         "Or", graph.node("Greater", broken, graph.constant(0.0)), graph.node("Greater", "missing", longest)
     )
-    too_often = graph.node("GreaterOrEqual", clipped, graph.constant(settings.restart_after, np.int32))
+    too_often = graph.node(
+        "GreaterOrEqual", graph.node("Abs", clipped), graph.constant(settings.restart_after, np.int32)
+    )
     restart = graph.node("And", is_here, graph.node("Or", restart, too_often))
     everywhere = graph.node("Concat", *[restart] * blocks, axis=1)
     repeated = graph.node("Concat", *["measured"] * blocks, axis=1)

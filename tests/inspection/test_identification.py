@@ -8,6 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from firsthand.inspection import Inspection, InspectionSettings, conclude, excite
+from firsthand_onboard import SpecError
+from firsthand_onboard.gate import Gate
+from firsthand_onboard.gate_limits import GateLimits
 
 from .probe import PERIOD_S, ProbeRobot, Truth, UnstableRobot
 
@@ -173,3 +176,31 @@ def test_a_robot_that_is_sampled_too_slowly_is_offered_a_shorter_period() -> Non
 def test_the_same_seed_gives_the_same_result() -> None:
     first, second = (inspect(Truth(noise=0.001), seed=3).as_dict() for _ in range(2))
     np.testing.assert_equal(first, second)
+
+
+@pytest.mark.parametrize("velocities", [True, False])
+@pytest.mark.parametrize(("delay", "lag"), [(0, 2.0), (2, 4.0), (5, 6.0)])
+def test_how_it_stops_is_what_the_gate_needs(velocities: bool, delay: int, lag: float) -> None:
+    truth = Truth(delay=delay, lag_steps=lag, velocities=velocities, steps=125)
+    found = inspect(truth, minutes=3.0)
+    assert found.stopping is not None
+    (dead,), (way,) = found.stopping["dead_time_s"], found.stopping["lag_s"]
+    total = (delay + lag) * PERIOD_S  # a first-order lag goes on for its time constant
+    assert total <= dead + way <= 1.5 * total + 2 * PERIOD_S
+    limits = GateLimits.of(found.spec, directions=((0, 1),), stopping=found.stopping)
+    assert limits.stop_lag_s == (way,)
+
+
+def test_a_robot_that_neutral_does_not_stop_is_told_to_brake() -> None:
+    found = inspect(Truth(kind="acceleration", gain=2.0, delay=1, lag_steps=0.3, velocities=True), minutes=3.0)
+    assert found.stopping is not None
+    assert found.stopping["lag_s"] == [None]
+    assert found.stopping["brake"] == [1.0]
+    assert 1.2 <= found.stopping["deceleration"][0] <= 2.0
+    assert Gate(found.spec, GateLimits.of(found.spec, directions=((0, 1),), stopping=found.stopping)).brakes
+    with pytest.raises(SpecError, match="Say how it stops"):
+        GateLimits.of(found.spec, directions=((0, 1),), stopping={"lag_s": found.stopping["lag_s"]})
+
+
+def test_commands_that_set_positions_have_no_stopping() -> None:
+    assert inspect(Truth(kind="position")).stopping is None

@@ -142,7 +142,7 @@ def _print(inspection: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ..inspection.summary import STRENGTH, TIMES, comparison, strength, times
+    from ..inspection.summary import STOPPING_NOTE, STRENGTH, TIMES, comparison, strength, times
 
     console = Console()
     tables = (
@@ -172,3 +172,6 @@ def _print(inspection: Any) -> None:
     console.print("\nTo paste into the control specification:\n")
     print(inspection.proposal.snippet(inspection.spec))
     print()
+    if inspection.stopping is not None:
+        console.print(f"{STOPPING_NOTE}\n")
+        print(f"stopping = {inspection.stopping}\n")

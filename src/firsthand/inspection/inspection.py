@@ -11,6 +11,7 @@ from .findings import ChannelFindings, Findings, identify
 from .proposals import Proposal, propose
 from .recording import Recording
 from .settings import InspectionSettings
+from .stopping import measure_stopping
 
 FORMAT = 1
 PER = {"position": "", "rate": " per s", "acceleration": " per s²"}
@@ -30,6 +31,8 @@ class Inspection:
     findings: Findings
     proposal: Proposal | None
     """None when no channel responds."""
+    stopping: dict[str, list[Any]] | None = None
+    """How the positions stop, as a machine declares it (`stopping`); None where that cannot be told."""
 
     @property
     def robot_time_s(self) -> float:
@@ -65,6 +68,7 @@ class Inspection:
                 "clear": effects.clear,
             },
             "proposal": None if self.proposal is None else {**asdict(self.proposal), "now": self.now()},
+            "stopping": self.stopping,
             "notes": list(found.notes),
         }
 
@@ -132,4 +136,5 @@ class Inspection:
 def conclude(robot: str, spec: ControlSpec, settings: InspectionSettings, recording: Recording) -> Inspection:
     """Findings and proposals from a recording."""
     findings = identify(recording, spec)
-    return Inspection(robot, spec, settings, recording, findings, propose(findings, recording, spec))
+    stopping = measure_stopping(recording, findings, spec)
+    return Inspection(robot, spec, settings, recording, findings, propose(findings, recording, spec), stopping)

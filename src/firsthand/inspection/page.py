@@ -6,7 +6,7 @@ from typing import Any
 
 from ..report.html import document, image
 from .inspection import Inspection
-from .summary import STRENGTH, TIMES, comparison, digits, strength, times
+from .summary import STOPPING_NOTE, STRENGTH, TIMES, comparison, digits, strength, times
 
 CAPTIONS = {
     "responses": (
@@ -94,4 +94,7 @@ def _proposal(inspection: Inspection) -> str:
         f"<p><code>{escape(field)}</code>: {escape(why)}</p>" for field, why in inspection.proposal.reasons.items()
     )
     snippet = escape(inspection.proposal.snippet(inspection.spec))
-    return f"<h2>Proposed settings</h2>\n{table}\n{reasons}\n<pre>{snippet}</pre>"
+    stops = (
+        "" if inspection.stopping is None else f"<p>{STOPPING_NOTE}</p>\n<pre>stopping = {inspection.stopping}</pre>"
+    )
+    return f"<h2>Proposed settings</h2>\n{table}\n{reasons}\n<pre>{snippet}</pre>\n{stops}"

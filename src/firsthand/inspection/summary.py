@@ -7,6 +7,7 @@ from .inspection import Inspection
 from .response import DeadBand
 
 UNKNOWN = "–"
+STOPPING_NOTE = "How its joints stop, for the class of the machine; check it by hand, from full speed:"
 TIMES = ("channel", "sets", "dead time\nsteps", "dead time\ns", "63 %\ns", "settled\ns")
 STRENGTH = ("channel", "pushed\nto", "dead band\n−", "dead band\n+", "gain\n−", "gain\n+", "noise\n")
 

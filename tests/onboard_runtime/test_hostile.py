@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 
 import firsthand_onboard
+from firsthand.errors import UserError
+from firsthand.robots.registry import make_task
+from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand_onboard import timing
 from firsthand_onboard.faults import CRASHED, FaultLatch
 from firsthand_onboard.gate_limits import GateLimits
@@ -330,6 +333,21 @@ def test_a_stop_has_a_way_of_its_own_that_no_flood_fills(program):
             wait_for(lambda n=number: program.runtime.latch.number > n, "a new number")
         assert acknowledge(program.address) == "idle"
         client.close()
+
+
+def test_another_machine_at_the_same_address_is_not_moved_with_the_range_of_the_first(program):
+    task = dataclasses.replace(make_task("excavator"), spec=SPEC, home=(0.0, 0.0))
+    program.runtime.identity = "first"
+    robot = RemoteRobot(program.address, task)
+    try:
+        assert robot.machine_id == "first"
+        disconnect(program.address)
+        program.runtime.identity = "second"
+        with pytest.raises(UserError, match=f"At {program.address} is another machine now"):
+            robot.measured()
+        assert RemoteRobot(program.address, task).machine_id == "second"
+    finally:
+        disconnect(program.address)
 
 
 def test_two_programs_do_not_hear_the_same_stops(program):

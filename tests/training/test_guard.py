@@ -1,10 +1,6 @@
 """The guard: what it lets run, when it goes back, and that a resume knows what it knew."""
 
 import dataclasses
-import io
-import os
-import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,24 +10,20 @@ import numpy as np
 import pytest
 
 from firsthand.agent import LearnerState, Rollout, Settings
-from firsthand.cli.train import Train
 from firsthand.errors import UserError
-from firsthand.logs import Transitions
 from firsthand.models import Controller, Policy
 from firsthand.plants.probes import ScalarPlant
-from firsthand.robots import SimulatedRobot
-from firsthand.robots.base import EpisodeAbandoned
+from firsthand.robots import SimulatedRobot, earned
+from firsthand.robots.earned import authority_metrics
 from firsthand.robots.registry import make_task
 from firsthand.robots.remote import RemoteRobot
 from firsthand.runs import RunFolder
 from firsthand.training import FolderRecorder, Trainer, TrainingConfig, preset
-from firsthand.training.approval import ask_by_file, ask_in_terminal
 from firsthand.training.forecast import Forecast, forecast, interpolate
 from firsthand.training.guard import Guard, recall
 from firsthand.training.judgement import GuardSettings, GuardState, judge_episode
 from firsthand.training.learning import with_policy
 from firsthand.training.parts import AbstractControl, AbstractRequest, Outcome
-from firsthand.training.prior import Prior
 from firsthand_onboard.toy import toy_spec
 
 SETTINGS = GuardSettings()
@@ -332,19 +324,22 @@ def test_a_policy_that_cannot_be_kept_is_not_put_in_place(trainer, monkeypatch):
     assert not made._chosen_by_operator
 
 
-def recalled(settings: GuardSettings, rows: list[dict], here: str = "a@tcp/1", started: str = "a@tcp/1") -> float:
+MACHINE, OTHER = "0123", "4567"
+
+
+def recalled(settings: GuardSettings, rows: list[dict], here: str = MACHINE) -> float:
     """The share of the range with which a run goes on after these lines of metrics.jsonl."""
     task = make_task("excavator")
     guard, robot = Guard(task, settings), RemoteRobot("tcp/127.0.0.1:1", task)
-    recorder: Any = SimpleNamespace(
-        metrics=lambda: rows, started_on=started, load_record=lambda k: None, load_policy=lambda k, spec: None
-    )
-    guard.resume(recorder, len(rows), robot, here)
+    robot._machine_id = here
+    recorder: Any = SimpleNamespace(metrics=lambda: rows, load_record=lambda k: None, load_policy=lambda k, spec: None)
+    guard.resume(recorder, len(rows), robot, "a@tcp/1")
     return guard.state.authority
 
 
-def row(episode: int, authority: float, **more) -> dict:
-    return {"episode": episode, "measured_tracking_error": 0.1, "prediction_error": 0.9, "authority": authority, **more}
+def row(episode: int, authority: float, machine: str = MACHINE) -> dict:
+    judged = {"episode": episode, "measured_tracking_error": 0.1, "prediction_error": 0.9}
+    return judged | authority_metrics(machine, episode, authority)
 
 
 def test_a_given_authority_caps_what_a_resumed_run_has_earned():
@@ -356,127 +351,39 @@ def test_a_given_authority_caps_what_a_resumed_run_has_earned():
 
 
 def test_a_run_that_comes_to_another_machine_says_so():
-    assert recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], "a@tcp/2", "a@tcp/1")[1]
-    assert not recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], "a@tcp/1", "a@tcp/1")[1]
+    assert recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], OTHER)[1]
+    assert not recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], MACHINE)[1]
 
 
 def test_what_was_earned_on_one_machine_does_not_hold_on_another():
     rows = [row(1, 0.5), row(2, 0.9)]
-    assert recalled(GuardSettings(), rows, here="a@tcp/2") == 0.5
-    assert recalled(GuardSettings(authority=0.3), rows, here="a@tcp/2") == 0.3
-    later = [*rows, row(3, 0.75, machine="a@tcp/2")]
-    assert recalled(GuardSettings(), later, here="a@tcp/2") == 0.75
-    assert recalled(GuardSettings(), later) == 0.5  # it was away for a while
-
-
-def test_null_in_the_metrics_is_an_episode_without_a_measurement():
-    blind = {**row(2, 0.5), "measured_tracking_error": None, "prediction_error": None}
-    assert recalled(GuardSettings(), [row(1, 0.5), blind]) == 0.5
-    assert recalled(GuardSettings(), [row(1, 0.5), {**row(2, 0.5), "prediction_error": 0.1}]) == 0.75
-    hardly = {**row(2, 0.5), "prediction_error": 0.1, "valid_share": 0.05}
-    assert recalled(GuardSettings(), [row(1, 0.5), hardly]) == 0.5
-
-
-def test_the_first_policy_is_asked_for_too(trainer):
-    asked = []
-    made = trainer(SETTINGS, lambda question, meanwhile: bool(asked.append(question)))
-    with pytest.raises(UserError, match="did not approve the first policy"):
-        made.run_episode()
-    assert "50 % of the command range" in asked[0]
-    assert made.episode == 0
-
-
-def test_asking_needs_a_terminal(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(UserError, match="no terminal"):
-        Train("tcp/127.0.0.1:1", approve="ask", out=tmp_path / "run").run()
-    assert not (tmp_path / "run").exists()
-
-
-def nothing() -> None:
-    """What the loop has to do while somebody is asked."""
-
-
-@pytest.mark.parametrize(("word", "answer"), [("yes", True), ("NO", False)])
-def test_approval_by_file(tmp_path, word, answer):
-    question = tmp_path / "question"
-    (tmp_path / "question.answer").write_text("stale")
-    ask = ask_by_file(question, lambda: False, period_s=0.01)
-
-    def operator() -> None:
-        while not question.exists():
-            time.sleep(0.005)
-        (tmp_path / "question.answer").write_text(word)
-
-    thread = threading.Thread(target=operator)
-    thread.start()
-    assert ask("commands change", nothing) is answer
-    thread.join()
-    assert not question.exists()
-
-
-def test_a_stop_ends_the_waiting_for_a_file(tmp_path):
-    with pytest.raises(EpisodeAbandoned):
-        ask_by_file(tmp_path / "question", lambda: True, period_s=0.01)("commands change", nothing)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def terminal(monkeypatch):
-    """What a person types is written to it."""
-    keyboard, screen = os.openpty()
-    with open(screen) as stdin:
-        monkeypatch.setattr("sys.stdin", stdin)
-        yield keyboard
-    os.close(keyboard)
-
-
-@pytest.mark.parametrize(("typed", "answer"), [(b"y\n", True), (b"n\n", False), (b"\n", False), (b"\x04", False)])
-def test_approval_in_the_terminal(terminal, typed, answer):
-    os.write(terminal, typed)
-    assert ask_in_terminal(lambda: False, period_s=0.01)("commands change", nothing) is answer
-
-
-def test_a_stop_ends_the_waiting_in_the_terminal(terminal):
-    with pytest.raises(EpisodeAbandoned):
-        ask_in_terminal(lambda: True, period_s=0.01)("commands change", nothing)
+    assert recalled(GuardSettings(), rows, here=OTHER) == 0.5
+    assert recalled(GuardSettings(), rows, here="") == 0.5  # one that does not say who it is
 
 
 @pytest.mark.parametrize(
-    ("way", "words"),
+    "forged",
     [
-        ("pgae", "did you mean 'page'"),
-        ("question", "a file in this folder is ./question"),
-        ("/no/such/folder/question", "/no/such/folder is no folder that can be written to"),
-        ("/tmp", "which is a folder"),
+        {"authority": 1.0},
+        {"episode": 3},
+        {"machine_id": OTHER},
+        {"authority_proof": None},
+        {"authority_proof": "é"},
+        {"authority_proof": 32 * "0"},
+        {"authority": 10**400},
+        {"authority": True},
+        {"authority": [1.0]},
     ],
 )
-def test_a_way_to_ask_that_cannot_work_is_refused_before_anything_else(tmp_path, way, words):
-    with pytest.raises(UserError, match=words):
-        Train("tcp/127.0.0.1:1", approve=way, out=tmp_path / "run").run()
-    assert not (tmp_path / "run").exists()
+def test_what_a_folder_says_about_authority_needs_this_users_key(forged):
+    rows = [row(1, 0.5), row(2, 0.9) | forged]
+    assert recalled(GuardSettings(), rows, here=forged.get("machine_id", MACHINE)) == 0.5
 
 
-@pytest.mark.parametrize("field", ["policy_change", "error_factor", "worse", "widen", "authority", "proven"])
-def test_settings_say_what_is_wrong(field):
-    with pytest.raises(UserError, match=field):
-        GuardSettings(**{field: -1.0})
-
-
-def test_a_policy_that_learned_from_a_log_is_what_the_guard_remembers(trainer):
-    rng = np.random.default_rng(0)
-    states, commands = rng.uniform(-1, 1, (240, 2)), rng.uniform(-1, 1, (240, 1))
-    following = states[:, :1] + 0.1 * commands
-    rows = Transitions(*(part.astype(np.float32) for part in (states, commands, following)))
-    made = trainer(SETTINGS)
-    settings = AGENT_SETTINGS.with_changes({"imagination.trajectories": 4})
-    config = dataclasses.replace(made.config, settings=settings)
-    prior = Prior(taken=(rows,))
-    made = Trainer(made.robot, config, made.recorder, supervisor=made.supervisor, prior=prior)
-    untrained = weights(made.state.policy)
-    made.run_episode()
-    guard = made.supervisor
-    assert isinstance(guard, Guard)
-    assert guard._ran is not None
-    assert guard._good is not None
-    assert weights(guard._ran) == weights(guard._good) == ran(made, 1) != untrained
+def test_another_users_lines_earn_nothing(tmp_path, monkeypatch):
+    rows = [row(1, 0.5), row(2, 0.9)]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(earned, "_key_here", [])
+    assert recalled(GuardSettings(), rows) == 0.5
+    assert (tmp_path / "firsthand" / "trainer.key").stat().st_mode & 0o777 == 0o600
+    assert recalled(GuardSettings(), [row(1, 0.9)]) == 0.9

@@ -19,6 +19,7 @@ from .command_check import CommandLimits
 from .faults import temporary_name
 from .gate_limits import GateLimits
 from .homing import Homing, HomingController
+from .identity import key_file, machine_identity
 from .joint_limits import UNKNOWN_STOP_S
 from .link import ClientEnd, RobotEnd, stop_machine
 from .machine import MachineError, as_measured, load_machine
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--wide-limits", action="store_true", help="only range and finiteness; for simulations")
     serve.add_argument("--listen", default=ADDRESS, help=f"tcp/127.0.0.1:port or tls/host:port (default {ADDRESS})")
     serve.add_argument("--certificates", type=Path, help="folder with ca.pem, robot.pem, robot.key; needed for tls")
+    serve.add_argument("--identity", type=Path, help="file with the machine's own key (default: one per --machine)")
     serve.add_argument("--stop-port", type=int, help="with tls: the port for stops alone (default: the next one)")
     serve.add_argument("--lease", type=float, default=1.0, help="seconds without a sign of the trainer (default 1)")
     serve.add_argument("--on-lost", choices=("finish", "stop"), default="finish", help="the running trajectory then")
@@ -230,7 +232,10 @@ def _serve(given: argparse.Namespace) -> int:
         machine.limit(_command_limits(limits, spec.period_s, given.speed))
         link = RobotEnd(given.listen, security)
         stop_way = _stop_way(given, security)
-        runtime = Runtime(spec, machine, limits, link, settings, spec.period_s / given.speed, homing, stop_way)
+        identity = machine_identity(given.identity or key_file(given.machine, dict(given.machine_option)))
+        runtime = Runtime(
+            spec, machine, limits, link, settings, spec.period_s / given.speed, homing, stop_way, identity
+        )
 
         def stop(*_: object) -> None:
             runtime.stopping = True

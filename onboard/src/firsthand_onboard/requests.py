@@ -128,6 +128,7 @@ class Requests:
             "lock_step": runtime.lock_step,
             "can_reset": runtime.machine.can_reset,
             "homes": runtime.homing is not None,
+            "machine": runtime.identity,
             "lease_s": runtime.lease.length_s,
             "period_s": runtime.executor.clock.period_s,
         }

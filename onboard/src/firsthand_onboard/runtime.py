@@ -90,9 +90,12 @@ class Runtime:
         period_s: float,
         homing: HomingController | None = None,
         stop_way: StopWay | None = None,
+        identity: str = "",
     ) -> None:
         self.spec, self.machine, self.settings = spec, machine, settings
         self._link, self._stop_way = link, stop_way
+        self.identity = identity
+        """Who the machine is, wherever it is served; empty where that is not known."""
         self.homing = homing
         """How the machine goes home between episodes; None where it holds."""
         self.lock_step = bool(machine.lock_step)

@@ -156,6 +156,8 @@ class AbstractRobot(ABC):
     """Whether `authority` limits its commands."""
     authority: float = 1.0
     """Share of the command range around neutral that the next motions may use."""
+    machine_id: str = ""
+    """Who the machine is, wherever it is; empty where that is not known, or nothing is earned on it."""
     pauses_between_trajectories: bool = False
     """Whether it calls `before_trajectory`; a robot that does not can pause between two episodes only."""
     before_trajectory: Callable[[], bool] | None = None

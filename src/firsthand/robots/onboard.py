@@ -142,6 +142,8 @@ def as_record(trajectories: Sequence[Arrays]) -> EpisodeRecord:
 class ExecutorRobot(OnboardRobot):
     """The onboard executor in this process, in lock-step with a simulated machine: what the link is compared with."""
 
+    machine_id = "in this process"
+
     def __init__(
         self, machine: Any, task: Task, limits: GateLimits | None = None, homing: Homing | None = None
     ) -> None:

@@ -39,6 +39,8 @@ STOP_S = 2.0
 NOT_STOPPED = "The machine does not say that it has stopped: it may move until its lease or its trajectory is over."
 FIND_S = 2.0
 """How long an address is tried when it is first named."""
+IDENTIFY_S = 5.0
+"""How long a machine is asked who it is; one that does not answer has earned nothing."""
 CERTIFICATES = "FIRSTHAND_CERTIFICATES"
 """Environment variable with the folder of certificates, for tls addresses."""
 
@@ -244,6 +246,7 @@ class RemoteRobot(OnboardRobot):
         self._was_paused = False
         self._homing = ""
         """Name of the job in which the machine goes home."""
+        self._machine_id: str | None = None
 
     def measured(self) -> Float[np.ndarray, " measured"]:
         """What the sensors say now, or, where the machine is on its way home, once it is there."""
@@ -321,6 +324,17 @@ class RemoteRobot(OnboardRobot):
             self._homing = ""
             if job is not None and job["ended"] == "done" and not (job.get("away") or 0.0) <= NEAR:
                 self._say(f"robot: it stopped {100 * job['away']:.0f} % of a joint's range away from home")
+
+    @property
+    def machine_id(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the machine calls itself, by a key of its own; empty where it cannot be reached soon."""
+        deadline = time.monotonic() + IDENTIFY_S
+        while self._machine_id is None and time.monotonic() < deadline:
+            try:
+                self._connect()
+            except LinkError:
+                time.sleep(0.2)
+        return self._machine_id or ""
 
     @property
     def neutral_between_motions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -405,6 +419,7 @@ class RemoteRobot(OnboardRobot):
     def _connect(self) -> Connection:
         known = _CONNECTIONS.get(self.address)
         if known is not None:
+            self._machine_id = str(known.about.get("machine", "")) if self._machine_id is None else self._machine_id
             return known
         client = ClientEnd(self.address, security(), run=self.run)
         try:
@@ -422,6 +437,14 @@ class RemoteRobot(OnboardRobot):
                 f"The robot at {self.address} has another control specification ({theirs.robot}, "
                 f"{theirs.digest()[:8]}) than the task here ({ours.robot}, {ours.digest()[:8]}); give both the same."
             )
+        machine = str(about.get("machine", ""))
+        if self._machine_id is not None and machine != self._machine_id:
+            client.close()
+            raise UserError(
+                f"At {self.address} is another machine now than before; look at it, and go on with --resume: it begins "
+                "with the range that it has earned itself."
+            )
+        self._machine_id = machine
         connection = _CONNECTIONS[self.address] = Connection(client, about)
         _stop_on_ending_signals()
         return connection

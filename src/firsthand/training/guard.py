@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import UserError
 from ..models import Controller
 from ..robots import AbstractRobot, EpisodeRecord
+from ..robots.earned import is_earned
 from ..tasks import Task
 from ..units import unit_of
 from .approval import Approval
@@ -56,7 +57,8 @@ class Guard(AbstractSupervisor):
         """Remember the last and the last good policy, and what was earned on this machine."""
         if episode == 0:
             return []
-        self.state, moved = recall(self.settings, recorder.metrics(), name, recorder.started_on or name)
+        machine = robot.machine_id if robot.has_authority else ""
+        self.state, moved = recall(self.settings, recorder.metrics(), machine)
         spec = self.task.spec
         self._record, self._ran = recorder.load_record(episode), recorder.load_policy(episode, spec)
         if self.state.good_episode:
@@ -66,7 +68,10 @@ class Guard(AbstractSupervisor):
             self.state = dataclasses.replace(self.state, authority=min(earned, given))
         if moved and robot.has_authority:
             share = 100 * self.settings.first_authority
-            return [f"the last episode ran on another machine: this one starts with {share:.0f} % of its range"]
+            return [
+                f"the last episode ran on another machine, or was not run by you here: this machine starts with "
+                f"{share:.0f} % of its range"
+            ]
         if given is not None and given > earned:
             return [f"authority is {given:g}, but the run has earned {earned:g} so far and goes on with that"]
         return []
@@ -109,17 +114,15 @@ class Guard(AbstractSupervisor):
         return self.approve is None or self.approve(question, meanwhile)
 
 
-def recall(
-    settings: GuardSettings, rows: Iterable[Mapping[str, Any]], here: str, started_on: str
-) -> tuple[GuardState, bool]:
-    """The state after these lines of metrics.jsonl, and whether the last episode ran on another machine.
+def recall(settings: GuardSettings, rows: Iterable[Mapping[str, Any]], machine: str) -> tuple[GuardState, bool]:
+    """The state after these lines of metrics.jsonl, and whether the last episode ran elsewhere.
 
-    What was earned on one machine does not hold on another.
+    What was earned on one machine does not hold on another, and only this user's own lines count; see `robots.earned`.
     """
     state, moved = GuardState(settings.first_authority), False
     for row in rows:
-        moved = row.get("machine", started_on) != here
-        state = dataclasses.replace(state, authority=row.get("authority", state.authority))
+        moved = not is_earned(row, machine)
+        state = dataclasses.replace(state, authority=state.authority if moved else float(row["authority"]))
         state = judge_metrics(state, settings, row)
         if moved:
             state = dataclasses.replace(state, authority=settings.first_authority)

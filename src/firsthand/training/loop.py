@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..models import Controller
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeAbandoned
+from ..robots.earned import authority_metrics
 from .config import TrainingConfig
 from .learning import Learner, episode_metrics, plan_episode, with_policy
 from .parts import (
@@ -105,7 +106,8 @@ class Trainer:
         metrics = episode_metrics(self.episode, self.robot, record, self.state, update)
         metrics["update_time_s"] = update_time_s
         if self.robot.has_authority:
-            metrics |= {"authority": self.robot.authority, "machine": self.config.robot}
+            metrics |= authority_metrics(self.robot.machine_id, self.episode, self.robot.authority)
+            metrics["machine"] = self.config.robot
         summary = EpisodeSummary(self.episode, MappingProxyType(metrics), record)
         self.recorder.record(summary, policy, self._checkpoint())
         self._after_episode(summary, policy)

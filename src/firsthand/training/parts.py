@@ -117,9 +117,6 @@ class Resumed(NamedTuple):
 class AbstractRecorder(ABC):
     """Keeps what a run must not lose."""
 
-    started_on: str = ""
-    """Name of the robot that the run was started on; empty where it is not known."""
-
     @property
     @abstractmethod
     def kept(self) -> KeptPolicy | None:

@@ -100,7 +100,6 @@ class FolderRecorder(AbstractRecorder):
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
-        self.started_on = str(run.config.get("robot", ""))
         self._keeper = PolicyKeeper()
 
     @property

@@ -19,6 +19,7 @@ from ..evaluation.oracle import OracleResult
 from ..models import Controller, Observer
 from ..robots import AbstractRobot, EpisodeRecord
 from ..robots.description import RobotDescription, spec_difference
+from ..robots.earned import is_earned
 from ..robots.registry import NamedRobot, find_robot
 from ..robots.user_file import robot_file_notes
 from ..runs import RunFolder
@@ -196,14 +197,15 @@ class Run:
             notify(note)
         robot = found.make(payload_kg=self.config.payload_kg, seed=self.config.seed)
         if robot.has_authority:
-            robot.authority = self.earned_authority(found.name, robot.authority)
+            robot.authority = self.earned_authority(robot)
         return robot
 
-    def earned_authority(self, machine: str, least: float) -> float:
-        """Share of the command range that the last episode used on this machine; `least` on another one."""
+    def earned_authority(self, robot: AbstractRobot) -> float:
+        """Share of the command range that the last episode used on this machine; what it has now where that is another
+        machine, or somebody else's run.
+        """
         rows = self.metrics()
-        last = rows[-1].get("machine", self.config.robot) if rows else None
-        return float(rows[-1].get("authority", least)) if last == machine else least
+        return float(rows[-1]["authority"]) if rows and is_earned(rows[-1], robot.machine_id) else robot.authority
 
     # Inside.
 

@@ -1,0 +1,59 @@
+"""Which share of its command range a run has earned on a machine, so that nobody else's word for it is taken.
+
+A run folder may come from anybody. What a line of metrics.jsonl says about `authority` counts only on the machine that
+it names by its own identity, and only if this user's trainer has written it: the line carries a code that needs a key
+which lies in the user's state folder.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from ..cache import state_folder
+from ..errors import UserError
+from ..runs import atomic
+
+KEY_BYTES = 32
+_key_here: list[bytes] = []
+"""Also kept in memory, for a home folder that cannot be written to."""
+
+
+def authority_metrics(machine: str, episode: int, authority: float) -> dict[str, Any]:
+    """What a line of metrics.jsonl says about the share that an episode used on the machine with this identity."""
+    proof = _code(machine, episode, authority) if machine else None
+    return {"authority": authority, "machine_id": machine or None, "authority_proof": proof}
+
+
+def is_earned(row: Mapping[str, Any], machine: str) -> bool:
+    """Whether a line tells what this user's trainer did on the machine with this identity."""
+    authority, episode, proof = row.get("authority"), row.get("episode"), row.get("authority_proof")
+    if not machine or row.get("machine_id") != machine or not isinstance(proof, str) or not isinstance(episode, int):
+        return False
+    if not isinstance(authority, int | float) or isinstance(authority, bool) or not 0 < authority <= 1:
+        return False
+    return hmac.compare_digest(proof.encode(), _code(machine, episode, float(authority)).encode())
+
+
+def _code(machine: str, episode: int, authority: float) -> str:
+    return hmac.new(_key(), f"{machine} {episode} {authority!r}".encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _key() -> bytes:
+    """This user's key; made when it is first needed."""
+    path = state_folder() / "trainer.key"
+    try:
+        key = atomic.read_bytes(path, 1024)
+    except OSError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        if not _key_here:
+            _key_here.append(secrets.token_bytes(KEY_BYTES))
+        key = _key_here[0]
+        try:
+            atomic.make_folder(path.parent)
+            atomic.write_bytes(path, key, mode=0o600)
+        except UserError:  # then it lasts as long as this process
+            pass
+    return key

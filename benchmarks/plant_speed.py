@@ -26,7 +26,7 @@ from firsthand_onboard.kinematics import tracked_output
 
 KEY = jax.random.key(0)
 BATCH = 20
-SINGLE = {"excavator": 50_000, "excavator-pressure": 5_000, "soft-arm": 20_000}
+SINGLE = {"excavator": 50_000, "excavator-pressure": 5_000, "excavator-realistic": 5_000, "soft-arm": 20_000}
 """Control steps of the run at batch 1."""
 
 

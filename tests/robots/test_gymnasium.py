@@ -151,6 +151,14 @@ def test_sensors_that_do_not_fit_the_robot_are_refused() -> None:
         robot_of(cart_task(sensors=Sensors(noise=(0.1, 0.1, 0.1))))
 
 
+@pytest.mark.parametrize("field", ["noise", "resolution"])
+def test_sensors_that_would_hide_everything_are_refused(field) -> None:
+    with pytest.raises(
+        UserError, match=rf"sensors: {field} of .* is 1000, but the whole range of .*: nothing could be"
+    ):
+        robot_of(cart_task(sensors=Sensors(**{field: 1000.0})))
+
+
 def test_commands_are_those_of_the_policy_that_is_trained() -> None:
     robot = robot_of(cart_task())
     record = episode(robot)

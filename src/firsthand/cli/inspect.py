@@ -18,7 +18,7 @@ class Inspect:
     """Push a robot gently and report dead time, dead band, gain, settling, noise and coupling; propose settings."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
-    """The robot: excavator, soft-arm, my_robot.py:task."""
+    """The robot: excavator, excavator-realistic, soft-arm, my_robot.py:task."""
     minutes: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """Robot time, about; by default as much as a good look at every channel takes, a few minutes."""
     amplitude: _Number = 0.5

@@ -16,7 +16,7 @@ class Machine:
     """Play the machine: a simulated robot in a process of its own, for firsthand-onboard to control."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT")]
-    """The simulated robot: excavator, excavator-pressure."""
+    """The simulated robot: excavator, excavator-pressure, excavator-realistic."""
     listen: str = "127.0.0.1:9870"
     """UDP host:port; port 0 is any free one."""
     speed: float = 1.0

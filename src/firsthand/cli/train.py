@@ -24,8 +24,9 @@ class Train:
     """Learn a controller on a robot, from random weights."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
-    """The robot: excavator, excavator-pressure, soft-arm, my_robot.py:task (a robot in a file of yours), the
-    folder of a learned simulator, or tcp/host:port."""
+    """The robot: excavator, excavator-realistic (excavator-realistic:no-friction,no-swing leaves effects out),
+    excavator-pressure, soft-arm, my_robot.py:task (a robot in a file of yours), the folder of a learned simulator,
+    or tcp/host:port."""
     preset: _Text = None
     """fast (several policy steps per episode, the default), paper (the paper's algorithm with judged steps) or
     paper-exact (nothing judged)."""

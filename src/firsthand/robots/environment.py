@@ -26,7 +26,7 @@ from ..models import Controller, Policy, as_controller
 from ..plants.sensors import Sensors
 from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord, neutral
-from .sensing import Sensing
+from .sensing import Sensing, fit_sensors
 
 REST_S = 1.0
 """How long the robot is held at a reference's start before it is followed, in seconds."""
@@ -303,7 +303,7 @@ class GymnasiumRobot(AbstractRobot):
         sensors: Sensors | None = None,
     ) -> None:
         self.environment, self.task, self.seed, self.hardware = environment, task, seed, hardware
-        self.sensors = None if sensors is None else sensors.for_entries(task.spec.layout.measured)
+        self.sensors = None if sensors is None else fit_sensors(sensors, task.spec)
         self.angles = tuple(environment.angles)
         self.cuts: Counter[Outcome] = Counter()
         """Why trajectories were cut, and how often."""

@@ -28,6 +28,10 @@ class BuiltIn(RobotSource):
     """The sensors that it can be seen through, by name; None is exact."""
     chosen: str = "exact"
     """Which of them."""
+    variant: Callable[[str], Callable[[float], AbstractPlant]] | None = None
+    """From what follows the name and a colon to another `plant`; None for a robot without variants."""
+    fit_task: Callable[[Task, float], Task] | None = None
+    """From a task and a payload in kg to the task with that payload, where it depends on it."""
 
     def make_task(self) -> Task:
         """What is known about the robot."""
@@ -35,7 +39,13 @@ class BuiltIn(RobotSource):
 
     def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> SimulatedRobot:
         """The plant, standing at home."""
-        return SimulatedRobot(self.sensed_plant(payload_kg), task, seed=seed, loaded=self.sensed_plant)
+        fit = self.fit_task
+
+        def fitted(kg: float) -> Task:
+            return task if fit is None else fit(task, kg)
+
+        plant = self.sensed_plant(payload_kg)
+        return SimulatedRobot(plant, fitted(payload_kg), seed=seed, loaded=self.sensed_plant, fitted=fitted)
 
     def sensed_plant(self, payload_kg: float) -> AbstractPlant:
         """The plant with this payload, behind its sensors."""
@@ -59,6 +69,25 @@ def _excavator_pressure(payload_kg: float) -> AbstractPlant:
     from ..plants.excavator import ExcavatorPressure
 
     return ExcavatorPressure().with_payload(payload_kg)
+
+
+def _excavator_realistic(payload_kg: float) -> AbstractPlant:
+    return _realistic_variant("")(payload_kg)
+
+
+def _realistic_variant(effects: str) -> Callable[[float], AbstractPlant]:
+    """The realistic excavator with these effects, all of them for an empty text."""
+    from ..plants.excavator import Effects, ExcavatorRealistic
+
+    machine = ExcavatorRealistic(effects=Effects.parse(effects) if effects else Effects())
+    return machine.with_payload
+
+
+def _within_lift(task: Task, payload_kg: float) -> Task:
+    from ..plants.excavator.lifting import CanLift
+    from ..tasks.excavator import within_lift
+
+    return within_lift(task, CanLift(payload_kg), payload_kg) if payload_kg else task
 
 
 def _soft_arm(payload_kg: float) -> AbstractPlant:
@@ -99,6 +128,9 @@ def soft_arm_sensors() -> dict[str, Sensors | None]:
 ROBOTS: dict[str, BuiltIn] = {
     "excavator": BuiltIn(excavator_task, _excavator, excavator_sensors, "exact"),
     "excavator-pressure": BuiltIn(excavator_task, _excavator_pressure, excavator_sensors, "exact"),
+    "excavator-realistic": BuiltIn(
+        excavator_task, _excavator_realistic, excavator_sensors, "real", _realistic_variant, _within_lift
+    ),
     "soft-arm": BuiltIn(soft_arm_task, _soft_arm, soft_arm_sensors, "noise"),
 }
 
@@ -135,19 +167,36 @@ def find_robot(name: str, *, approve: bool = False, sensors: str | None = None) 
     name = absolute_name(name)
     source = find_source(name)
     if sensors is not None:
-        if name not in ROBOTS:
+        built_in = find_built_in(name)
+        if built_in is None:
             raise UserError(
                 f"sensors is {sensors!r}, but only the built-in robots have sensors by name ({', '.join(ROBOTS)}); "
                 "those of a GymnasiumTask are described by its field sensors."
             )
-        source = ROBOTS[name].with_sensors(sensors)
+        source = built_in.with_sensors(sensors)
     return NamedRobot(name, source, source.make_task(), robot_file(name))
+
+
+def find_built_in(name: str) -> BuiltIn | None:
+    """The built-in robot with this name, or the variant `NAME:OPTIONS` of one; None for any other robot."""
+    if name in ROBOTS:
+        return ROBOTS[name]
+    plain, colon, options = name.partition(":")
+    if not colon or plain not in ROBOTS:
+        return None
+    variant = ROBOTS[plain].variant
+    if variant is None:
+        with_variants = ", ".join(known for known, robot in ROBOTS.items() if robot.variant is not None)
+        raise UserError(f"ROBOT is {name!r}, but {plain} has no effects to switch; {with_variants} has.")
+    if not options:
+        raise UserError(f"ROBOT is {name!r}, but nothing follows the colon; leave it out for all effects.")
+    return replace(ROBOTS[plain], plant=variant(options))
 
 
 def find_source(name: str) -> RobotSource:
     """Where the robot with this name comes from; an unknown name is answered with the nearest one."""
-    if name in ROBOTS:
-        return ROBOTS[name]
+    if built_in := find_built_in(name):
+        return built_in
     if is_address(name):
         from .remote import RemoteAddress, RemoteSource
 

@@ -3,7 +3,26 @@
 import numpy as np
 from jaxtyping import Float
 
+from firsthand_onboard import ControlSpec
+
+from ..errors import UserError
 from ..plants.sensors import Sensors, SensorState, draw_reading
+
+
+def fit_sensors(sensors: Sensors, spec: ControlSpec) -> Sensors:
+    """The same with one value per measured entry; `UserError` where a sensor would hide all that its entry can show."""
+    names = spec.layout.measured
+    fitted = sensors.for_entries(names)
+    for field in ("noise", "resolution"):
+        for name, value, scale in zip(
+            names, np.asarray(getattr(fitted, field)), spec.scales.measured_scale, strict=True
+        ):
+            if value > 2 * scale:
+                raise UserError(
+                    f"sensors: {field} of {name} is {value:g}, but the whole range of {name} is {2 * scale:g}: "
+                    "nothing could be seen; give less."
+                )
+    return fitted
 
 
 class Sensing:

@@ -138,12 +138,16 @@ class SimulatedRobot(AbstractRobot):
         *,
         seed: int = 0,
         loaded: Callable[[float], AbstractPlant] | None = None,
+        fitted: Callable[[float], Task] | None = None,
     ) -> None:
-        """`loaded` makes the plant that carries a payload in kg, for a robot that can carry one."""
+        """`loaded` makes the plant that carries a payload in kg, for a robot that can carry one.
+
+        `fitted` makes the task that goes with it, where goals depend on what can be lifted.
+        """
         self.plant = plant
         self.task = task
         self.carries_payload = loaded is not None
-        self._loaded = loaded
+        self._loaded, self._fitted = loaded, fitted
         self._key = jax.random.key(np.uint32(seed) ^ np.uint32(0x5EED))
         position = jnp.asarray(task.home, jnp.float32)
         self._now = _rest(plant, task.spec, position, key=self._next_key())
@@ -203,10 +207,12 @@ class SimulatedRobot(AbstractRobot):
         return tuple(records)
 
     def set_payload(self, kg: float) -> None:
-        """Another plant of the same structure: nothing recompiles."""
+        """Another plant of the same structure: nothing recompiles. Goals go where the load can be lifted."""
         if self._loaded is None:
             super().set_payload(kg)
             return
+        if self._fitted is not None:
+            self.task = self._fitted(kg)  # first: it may refuse
         self.plant = self._loaded(kg)
 
     def snapshot(self) -> Any:

@@ -55,13 +55,15 @@ def absolute_name(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """`my_robot-task` for a robot file, fit for a folder's name; a robot's own name is left alone."""
+    """`my_robot-task` for a robot file, fit for a folder's name; a built-in robot's name with what follows it."""
     if is_address(name):
         return f"{short_name(name.rpartition('@')[0]) or 'robot'}-remote"
     if is_robot_file(name) and not simulator_file(name):
         path, attribute = split(name)
         return f"{path.stem}-{attribute}" if attribute else path.stem
-    return _absolute(name).name if Path(name).is_absolute() or simulator_file(name) else name
+    if Path(name).is_absolute() or simulator_file(name):
+        return _absolute(name).name
+    return name.replace(":", "-").replace(",", "-").replace(" ", "")
 
 
 def robot_file(name: str) -> RobotFile | None:

@@ -1,6 +1,7 @@
 """The excavator's task: the shovel's tip follows a path in the vertical plane."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from firsthand_onboard import (
 from firsthand_onboard.features import PEAK_OF_QUINTIC, quintic_blend
 from firsthand_onboard.kinematics import nearest_configuration, output_of_positions
 
+from ..errors import UserError
 from . import paths
 from .base import EvaluationReference, Task
 from .cost import TrackingCost
@@ -43,6 +45,9 @@ CHAIN = PlanarChain(
 )
 
 
+REACHES_M = (6.0, 5.9, 5.8, 5.7, 5.6, 5.5, 5.4, 5.3, 5.2, 5.1, 5.0)
+"""How far in front the evaluation shapes may end: as in the paper, or nearer with a heavy load."""
+
 FEW = 64
 """Candidates for a goal that are looked at first."""
 
@@ -55,6 +60,8 @@ class ExcavatorGoals:
     candidates: int = 1024
     least_travel_m: float = 0.9
     """The tip moves at least this far: short hops would make the task easier than the paper's."""
+    can_lift: Callable[[np.ndarray], np.ndarray] | None = None
+    """Tells for poses, `(…, 4)`, whether the arm can lift its load there: paths then stay where it can."""
 
     def __call__(self, rng: np.random.Generator, measured: np.ndarray, count: int) -> np.ndarray:
         """Each goal is drawn as if the last one had been reached."""
@@ -80,7 +87,17 @@ class ExcavatorGoals:
     def _shortfall(self, start: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """By how much each goal is not as wanted, in metres; zero for a good one."""
         travel = np.linalg.norm(output_of_positions(CHAIN, goals) - output_of_positions(CHAIN, start), axis=1)
-        return outside_box(start, goals) + np.maximum(self.least_travel_m - travel, 0.0)
+        missing = outside_box(start, goals) + np.maximum(self.least_travel_m - travel, 0.0)
+        if self.can_lift is None:
+            return missing
+        stuck = ~self.can_lift(poses_between(start, goals))
+        return missing + stuck.mean(axis=0) + stuck[-1]
+
+
+def poses_between(start: np.ndarray, goals: np.ndarray) -> np.ndarray:
+    """Eight poses on the way from `start` to each goal, the goal last, `(8, goals, 4)`."""
+    share = quintic_blend(np.linspace(0.0, 1.0, 9))[1:]
+    return start + share[:, None, None] * (goals - start)
 
 
 def outside_box(start: np.ndarray, goals: np.ndarray) -> np.ndarray:
@@ -88,9 +105,7 @@ def outside_box(start: np.ndarray, goals: np.ndarray) -> np.ndarray:
 
     Counts the worst point of the second half of the path twice: a path that starts outside shall at least come back.
     """
-    share = quintic_blend(np.linspace(0.0, 1.0, 9))[1:]
-    poses = start + share[:, None, None] * (goals - start)
-    tip = output_of_positions(CHAIN, poses)
+    tip = output_of_positions(CHAIN, poses_between(start, goals))
     low, high = np.asarray(BOX_LOW), np.asarray(BOX_HIGH)
     away = np.maximum(np.maximum(low - tip, tip - high), 0.0).sum(axis=-1)
     return away.max(axis=0) + away[4:].max(axis=0)
@@ -101,19 +116,31 @@ class ExcavatorEvaluation:
     """Circle, square and line of the paper's figure 4."""
 
     period_s: float
+    reach_m: float = REACHES_M[0]
+    """Their farthest point. Nearer ones are smaller where they would leave the workspace."""
 
     def __call__(self, speed: float) -> tuple[EvaluationReference, ...]:
         """Each starts at rest at the inverse-kinematics solution nearest to the middle pose."""
-        center = (5.0, 1.5)
+        half, far = self._half(), self.reach_m
+        center, near = (far - half, 1.5), far - 2 * half
         shapes = {
-            "circle": paths.circle(center, 1.0, speed=speed, period_s=self.period_s),
-            "square": paths.square(center, 2.0, speed=speed, period_s=self.period_s),
-            "line": paths.there_and_back((4.0, 1.5), (6.0, 1.5), speed=speed, period_s=self.period_s),
+            "circle": paths.circle(center, half, speed=speed, period_s=self.period_s),
+            "square": paths.square(center, 2 * half, speed=speed, period_s=self.period_s),
+            "line": paths.there_and_back((near, 1.5), (far, 1.5), speed=speed, period_s=self.period_s),
         }
         return tuple(
             EvaluationReference(name, points, nearest_configuration(CHAIN, points[0], low=JOINT_LOW, high=JOINT_HIGH))
             for name, points in shapes.items()
         )
+
+    def far_poses(self) -> np.ndarray:
+        """The poses nearest to the middle one at the far end of the shapes: bottom, middle and top."""
+        points = [(self.reach_m, 1.5 + side * self._half()) for side in (-1.0, 0.0, 1.0)]
+        return np.stack([nearest_configuration(CHAIN, point, low=JOINT_LOW, high=JOINT_HIGH) for point in points])
+
+    def _half(self) -> float:
+        """Half the width of the shapes, m."""
+        return min(1.0, (self.reach_m - BOX_LOW[0]) / 2)
 
 
 def excavator_task(
@@ -170,4 +197,22 @@ def excavator_task(
         evaluation_speed=0.5,
         home=(-0.85, 1.2, 0.6, 0.8),
         trajectories=trajectories,
+    )
+
+
+def within_lift(task: Task, can_lift: Callable[[np.ndarray], np.ndarray], payload_kg: float) -> Task:
+    """The same task where the arm can lift its load: goals stay there, and shapes come nearer as far as they must.
+
+    `UserError` where not even the nearest shapes can be followed.
+    """
+    if not can_lift(np.asarray(task.home)):
+        raise UserError(f"payload is {payload_kg:g} kg, but {task.name} cannot lift that where it starts.")
+    for reach_m in REACHES_M:
+        evaluation = ExcavatorEvaluation(task.spec.period_s, reach_m)
+        if can_lift(evaluation.far_poses()).all():
+            assert isinstance(task.sample_goals, ExcavatorGoals)
+            return replace(task, sample_goals=replace(task.sample_goals, can_lift=can_lift), evaluation=evaluation)
+    raise UserError(
+        f"payload is {payload_kg:g} kg, but {task.name} cannot lift that on the evaluation shapes, not even "
+        f"{REACHES_M[-1]:g} m in front of the machine."
     )

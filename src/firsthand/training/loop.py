@@ -93,7 +93,7 @@ class Trainer:
 
         seen = self.prior.has_seen_motion
         goals, excitation = plan_episode(
-            self.task, self.config.settings, self.episode, self.robot.measured(), rng, has_seen_motion=seen
+            self.robot.task, self.config.settings, self.episode, self.robot.measured(), rng, has_seen_motion=seen
         )
         record = self.robot.run_episode(policy, goals, excitation)
         self.callbacks.after_motion(self.episode + 1)

@@ -15,7 +15,12 @@ TINY_HURRY = 6.0
 """In the tests' size the evaluation shapes are travelled faster by this factor, to be over sooner."""
 
 
-TINY: dict[str, Any] = {"excavator": excavator_task, "excavator-pressure": excavator_task, "soft-arm": soft_arm_task}
+TINY: dict[str, Any] = {
+    "excavator": excavator_task,
+    "excavator-pressure": excavator_task,
+    "excavator-realistic": excavator_task,
+    "soft-arm": soft_arm_task,
+}
 """What has a form for the tests."""
 
 

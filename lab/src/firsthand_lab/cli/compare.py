@@ -26,7 +26,7 @@ class Compare:
     """Ours and other ways to control a robot, side by side, after equal robot time."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
-    """A simulated robot: excavator, excavator-pressure, soft-arm."""
+    """A simulated robot: excavator, excavator-pressure, excavator-realistic, soft-arm."""
     peers: Annotated[str, arg(metavar="NAMES")] = PEERS
     """Comma-separated. dreamerv3 and tdmpc2 have settings that two cores can bear; dreamerv3:default and tdmpc2:default
     are the published ones (hours to days)."""

@@ -110,3 +110,15 @@ def return_edge(
     positive = jnp.maximum(pressure, 0.0)
     root = jax.lax.rsqrt(positive * positive + c.return_ramp**2)
     return Port(demand * positive * root, demand * c.return_ramp**2 * root * root * root)
+
+
+def advance_chamber(pressure, hose, flow, slope, stiffness, conductance, hose_s, dt, c):
+    """One linearly implicit step of a chamber and its hose, Pa.
+
+    `flow` is what the valve and the piston bring in, `slope` how much less it would be per pascal more.
+    """
+    guard = guard_valves(pressure, c)
+    net = flow + guard.flow - conductance * (pressure - hose)
+    rate = dt * stiffness
+    pressure = pressure + rate * net / (1 + rate * (slope + guard.slope + conductance))
+    return pressure, hose + dt / (dt + hose_s) * (pressure - hose)

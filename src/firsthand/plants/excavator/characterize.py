@@ -85,17 +85,16 @@ def _rest(plant, start):
 
 
 @eqx.filter_jit
-def _chunk(plant, states, commands):
-    key = jax.random.key(0)
-
-    def one(state, commands):
-        def step(state, command):
+def _chunk(plant, states, commands, key):
+    def one(state, commands, key):
+        def step(state, inputs):
+            command, key = inputs
             state = plant.step(state, command, key=key)
             return state, plant.measure(state, key=key)
 
-        return jax.lax.scan(step, state, commands)
+        return jax.lax.scan(step, state, (commands, jax.random.split(key, commands.shape[0])))
 
-    return jax.vmap(one)(states, commands)
+    return jax.vmap(one)(states, commands, jax.random.split(key, commands.shape[0]))
 
 
 def respond(
@@ -111,8 +110,8 @@ def respond(
     full_start[:runs], full[:runs, :steps] = start, commands
     states = _rest(plant, jnp.asarray(full_start))
     out = []
-    for chunk in np.split(full, full.shape[1] // ON, axis=1):
-        states, measured = _chunk(plant, states, jnp.asarray(chunk))
+    for i, chunk in enumerate(np.split(full, full.shape[1] // ON, axis=1)):
+        states, measured = _chunk(plant, states, jnp.asarray(chunk), jax.random.key(i))
         out.append(np.asarray(measured, np.float64))
     return np.concatenate(out, axis=1)[:runs, :steps]
 
@@ -220,8 +219,8 @@ def _together_rows(out: np.ndarray) -> Iterator[Row]:
         yield Row(f"{label}, pitch", "of alone", 0.14, 0.76, ratio[3], "M")
 
 
-def mode_frequencies(plant) -> np.ndarray:
-    """Natural frequencies in Hz of the oscillatory modes at rest in the reference pose, ascending."""
+def modes(plant: AbstractExcavator) -> np.ndarray:
+    """Rates s in 1/s of the oscillatory modes e^(s t) at rest in the reference pose, the slowest first."""
     dt = 5e-4
     state = plant.reset(jnp.asarray(REFERENCE_POSE))
     flat, unravel = jax.flatten_util.ravel_pytree(state)
@@ -234,12 +233,19 @@ def mode_frequencies(plant) -> np.ndarray:
         return jax.jacfwd(advance)(flat)
 
     matrix = np.asarray(jacobian(flat), np.float64)
-    rates = np.log(np.linalg.eigvals(matrix).astype(complex)) / dt
-    return np.sort(np.abs(rates[rates.imag > 1.0])) / (2 * np.pi)
+    values = np.linalg.eigvals(matrix).astype(complex)
+    rates = np.log(values[np.abs(values) > 1e-6]) / dt  # what is forgotten at once has no rate
+    found = rates[rates.imag > 1.0]
+    return found[np.argsort(np.abs(found))]
+
+
+def mode_frequencies(plant: AbstractExcavator) -> np.ndarray:
+    """Natural frequencies in Hz of these modes, ascending."""
+    return np.abs(modes(plant)) / (2 * np.pi)
 
 
 def _mode_rows(plant) -> Iterator[Row]:
-    found = mode_frequencies(plant)
+    found = mode_frequencies(plant.oil_columns())
     yield Row("oil-column modes", "", 4.0, 4.0, float(len(found)), "M")
     if len(found) == 4:
         yield Row("lowest mode (boom)", "Hz", *around(2.0), found[0], "M")

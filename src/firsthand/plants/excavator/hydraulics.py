@@ -85,9 +85,15 @@ def valve_gain(spool: Float[Array, "4"], dead_band_factor: Array, p: ExcavatorPa
 
 
 def supply_pressure(
-    demand: Float[Array, "4"], start: Float[Array, "4"], ramp: Float[Array, "4"], p: ExcavatorParameters
+    demand: Float[Array, "4"],
+    start: Float[Array, "4"],
+    ramp: Float[Array, "4"],
+    p: ExcavatorParameters,
+    flow: Float[Array, ""] | float | None = None,
 ) -> Float[Array, ""]:
     """The pressure in Pa at which the consumers and the relief valve together take what the pump can give.
+
+    That is `flow` in m³/s, by default all that the pump has.
 
     Consumer i takes demand_i · clip((s - start_i) / ramp_i, 0, 1) at supply pressure s: the lowest pressure is served
     first and the highest starves. A pump that has flow to spare could go up to relief, so that is what s says then.
@@ -95,12 +101,13 @@ def supply_pressure(
     The sum is piecewise linear in s, so the root lies on the line between two neighbouring corners and is exact. Its
     derivative comes from one Newton step taken there (the implicit function theorem), not through the search.
     """
+    pump_flow = p.pump_flow if flow is None else flow
     starts = jnp.append(start, p.relief)
     ramps = jnp.append(ramp, RELIEF_RAMP)
-    demands = jnp.append(demand, p.pump_flow)
+    demands = jnp.append(demand, pump_flow)
 
     def excess(s, demands, starts, ramps):
-        return jnp.sum(demands * jnp.clip((s - starts) / ramps, 0.0, 1.0), -1) - p.pump_flow
+        return jnp.sum(demands * jnp.clip((s - starts) / ramps, 0.0, 1.0), -1) - pump_flow
 
     fixed = jax.lax.stop_gradient((demands, starts, ramps))
     corners = jnp.concatenate([fixed[1], fixed[1] + fixed[2]])
@@ -108,10 +115,10 @@ def supply_pressure(
     below = values <= 0
     low = jnp.max(jnp.where(below, corners, 0.0))
     high = jnp.min(jnp.where(below, p.relief + RELIEF_RAMP, corners))
-    value_low = jnp.max(jnp.where(below, values, -p.pump_flow))
+    value_low = jnp.max(jnp.where(below, values, -pump_flow))
     value_high = jnp.min(jnp.where(below, jnp.inf, values))
-    root = low - value_low * (high - low) / (value_high - value_low)
+    root = jax.lax.stop_gradient(low - value_low * (high - low) / (value_high - value_low))
     x = (root - fixed[1]) / fixed[2]
     slope = jnp.sum(jnp.where((x > 0) & (x < 1), fixed[0] / fixed[2], 0.0))
     # The slope is zero only where the pump is exactly used up; the floor keeps the derivative finite there.
-    return root - excess(root, demands, starts, ramps) / jnp.maximum(slope, 1e-3 * p.pump_flow / p.relief)
+    return root - excess(root, demands, starts, ramps) / jnp.maximum(slope, 1e-3 * pump_flow / p.relief)

@@ -1,4 +1,4 @@
-"""What the two fidelities have in common: interface, payload, oil temperature, sensors."""
+"""What the fidelities have in common: interface, payload, oil temperature, sensors."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from firsthand.plants.excavator.parameters import PERIOD_S, ExcavatorParameters
 _Excavator = TypeVar("_Excavator", bound="AbstractExcavator")
 
 
-def _number(default: float) -> Any:
+def array_field(default: float) -> Any:
     """An array field; always of one type, so that another value never means another compilation."""
     return eqx.field(default=default, converter=lambda value: jnp.asarray(value, float))
 
@@ -30,13 +30,13 @@ class AbstractExcavator(AbstractPlant):
     """
 
     parameters: eqx.AbstractVar[ExcavatorParameters]
-    payload_kg: Float[Array, ""] = _number(0.0)
+    payload_kg: Float[Array, ""] = array_field(0.0)
     """Mass held by the tool. See `PAYLOADS`."""
-    oil_temperature_c: Float[Array, ""] = _number(50.0)
+    oil_temperature_c: Float[Array, ""] = array_field(50.0)
     """At reset."""
-    working_oil_c: Float[Array, ""] = _number(75.0)
+    working_oil_c: Float[Array, ""] = array_field(75.0)
     """Where the oil temperature drifts to."""
-    warming_rate: Float[Array, ""] = _number(0.0)
+    warming_rate: Float[Array, ""] = array_field(0.0)
     """How fast, 1/s: dT/dt = warming_rate · (working_oil_c - T). 0 means no drift; 1/900 a machine that warms up."""
 
     @property
@@ -57,6 +57,10 @@ class AbstractExcavator(AbstractPlant):
     @abstractmethod
     def advance(self, state: Any, command: Float[Array, "4"], dt: float) -> Any:
         """A short time `dt` with `command` at the valves: no dead time, no drift. For looking at the modes."""
+
+    def oil_columns(self: _Excavator) -> _Excavator:
+        """The machine as far as its oil columns are concerned: what `characterize` looks for modes in."""
+        return self
 
     def with_payload(self: _Excavator, kg: float | Float[Array, ""]) -> _Excavator:
         """The same machine with `kg` at the tool; nothing is recompiled."""

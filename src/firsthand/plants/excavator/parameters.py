@@ -116,6 +116,27 @@ PRESSURE_MODEL = replace(
 )
 """The same machine for the two-chamber model, which has friction, back pressure and inertia of its own."""
 
+REALISTIC_MODEL = replace(
+    ExcavatorParameters(),
+    dead_time_s=(0.044, 0.033, 0.034, 0.045),
+    open_s=(0.225, 0.172, 0.116, 0.075),
+    slew_plus=(6.35, 1.64, 1.79, 1.47),
+    slew_minus=(1.7, 2.36, 5.33, 1.51),
+    close_s=(0.062, 0.112, 0.148, 0.0974),
+    speed_plus=(0.135, 0.331, 0.524, 0.378),
+    speed_minus=(0.247, 0.269, 0.192, 0.279),
+    knee_plus=(0.172, 0.139, 0.165, 0.153),
+    knee_minus=(0.173, 0.0924, 0.154, 0.132),
+    dead_band=(0.0356, 0.0452, 0.0405, 0.0456),
+    threshold_plus=(9.3 * BAR, 94.1 * BAR, 130.0 * BAR, 139.0 * BAR),
+    threshold_minus=(4.7 * BAR, 6.8 * BAR, 130.4 * BAR, 112 * BAR),
+    ramp_plus=(79.4 * BAR, 124.6 * BAR, 39.4 * BAR, 101.3 * BAR),
+    ramp_minus=(22.1 * BAR, 39.2 * BAR, 31.2 * BAR, 53.4 * BAR),
+    saturation_plus=(4.92, 1.58, 1.8, 1.54),
+    saturation_minus=(1.32, 3.2, 2.1, 4.26),
+)
+"""The same machine with the effects of `Effects`: pump, line and friction take over a part of what valves do above."""
+
 
 def piston_areas(p: ExcavatorParameters) -> tuple[np.ndarray, np.ndarray]:
     """Areas (bore side, rod side) in m²."""

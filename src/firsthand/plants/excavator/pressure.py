@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from firsthand.plants.excavator.chambers import (
     ChamberParameters,
-    guard_valves,
+    advance_chamber,
     hose_capacity,
     rest_pressures,
     return_edge,
@@ -181,7 +181,7 @@ class ExcavatorPressure(AbstractExcavator):
 
         bore_capacity, rod_capacity = hose_capacity(p, c)
         hose_s = jnp.asarray(c.hose_s)
-        new_bore, bore_hose = _chamber(
+        new_bore, bore_hose = advance_chamber(
             bore,
             state.bore_hose * BAR,
             jnp.where(held.extends, flow_in, -out.flow) - bore_area * speed,
@@ -192,7 +192,7 @@ class ExcavatorPressure(AbstractExcavator):
             dt,
             c,
         )
-        new_rod, rod_hose = _chamber(
+        new_rod, rod_hose = advance_chamber(
             rod,
             state.rod_hose * BAR,
             jnp.where(held.extends, -out.flow, flow_in) + rod_area * speed,
@@ -211,15 +211,3 @@ class ExcavatorPressure(AbstractExcavator):
             bore_hose=bore_hose / BAR,
             rod_hose=rod_hose / BAR,
         )
-
-
-def _chamber(pressure, hose, flow, slope, stiffness, conductance, hose_s, dt, c):
-    """One linearly implicit step of a chamber and its hose, Pa.
-
-    `flow` is what the valve and the piston bring in, `slope` how much less it would be per pascal more.
-    """
-    guard = guard_valves(pressure, c)
-    net = flow + guard.flow - conductance * (pressure - hose)
-    rate = dt * stiffness
-    pressure = pressure + rate * net / (1 + rate * (slope + guard.slope + conductance))
-    return pressure, hose + dt / (dt + hose_s) * (pressure - hose)

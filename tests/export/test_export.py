@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import errno
 import hashlib
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -431,3 +432,33 @@ def test_bad_input_is_named(run, tmp_path):
     with pytest.raises(UserError, match="file"):
         write_export(run, "c", tmp_path / "file" / "folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        '*/\nint main(void){return system("id");}\n/*',
+        "*\n/ int injected;",
+        "* /\r*/ int injected;",
+        "*\u2028/ int injected;",
+        "**//int injected;",
+        "*/*/ int injected;",
+        "ends in \\",
+        "*\\\n/ int injected;",
+        "*??/\n/ int injected;",
+        "\x00*/\x0b int injected;",
+    ],
+)
+def test_names_inject_nothing_into_c(name, toy_spec):
+    """Names of robots, quantities and runs come from whoever made the folder."""
+    policy, spec = Policy.random(toy_spec, key=jax.random.key(3)), toy_spec
+    measured, commands = (name, *spec.layout.measured[1:]), (name, *spec.layout.commands[1:])
+    layout = dataclasses.replace(spec.layout, measured=measured, commands=commands)
+    hostile = dataclasses.replace(spec, robot=f"robot {name}", layout=layout)
+    card = ModelCard.of(hostile, policy.layers, run=name, episode=3, tracking_error=0.012)
+    assert not any(set(line) & set("\n\r\x0b\x00\u2028") for line in card.lines())
+    for text in c_files(hostile, policy.layers, card).values():
+        spliced = text.replace("??/", "\\").replace("\\\n", "")
+        code = re.sub(r"/\*.*?\*/", "", spliced, flags=re.DOTALL)
+        assert "int injected" not in code
+        assert "system(" not in code

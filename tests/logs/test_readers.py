@@ -3,6 +3,8 @@
 import builtins
 import hashlib
 import json
+import os
+import resource
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -169,7 +171,6 @@ def test_a_faster_log_is_resampled(toy_spec: ControlSpec, tmp_path: Path) -> Non
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
     """Python holds at most `size` bytes more inside the block."""
-    tracemalloc.start()
     try:
         yield
         assert tracemalloc.get_traced_memory()[1] < size
@@ -384,3 +385,59 @@ def test_a_spike_in_a_run_is_refused_as_the_learner_does(toy_spec: ControlSpec, 
     assert np.asarray(as_rollout(toy_spec, record).valid).sum() == len(taken.states) + 1
     assert np.abs(taken.states).max() < 1
     assert np.abs(taken.following).max() < 1
+
+
+def bomb(compression: str, promised: int, real: int) -> bytes:
+    """An MCAP file of a few hundred kB with a chunk that unpacks to `real` bytes and promises `promised`."""
+    import lz4.frame
+    import zstandard
+    from mcap.data_stream import RecordBuilder
+    from mcap.records import Chunk, DataEnd, Footer, Header
+
+    zeros = bytes(1 << 20)
+    if compression == "zstd":
+        packer = zstandard.ZstdCompressor(level=3).compressobj()
+        data = b"".join(packer.compress(zeros) for _ in range(real >> 20)) + packer.flush()
+    else:
+        lz4s = lz4.frame.LZ4FrameCompressor()
+        data = lz4s.begin() + b"".join(lz4s.compress(zeros) for _ in range(real >> 20)) + lz4s.flush()
+    built = RecordBuilder()
+    Header("", "").write(built)
+    Chunk(compression, data, 1, 0, 0, promised).write(built)
+    DataEnd(0).write(built)
+    Footer(0, 0, 0).write(built)
+    magic = b"\x89MCAP0\r\n"
+    return magic + built.end() + magic
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("promised", [1000, 60 << 20, 300 << 20, (1 << 64) - 1])
+def test_a_small_mcap_that_unpacks_to_much_takes_no_memory(
+    compression: str, promised: int, toy_spec: ControlSpec, tmp_path: Path
+) -> None:
+    path = tmp_path / "bomb.mcap"
+    path.write_bytes(bomb(compression, promised, 300 << 20))
+    assert path.stat().st_size < 2 << 20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=r"unpacks to") as caught:
+        read_log(path, toy_spec)
+    assert "\n" not in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 250 << 10  # kB
+
+
+def test_many_chunks_together_are_bounded_too(
+    toy_spec: ControlSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firsthand.logs.mcap.MAX_UNPACKED", 1 << 20)
+    one = bomb("zstd", 1 << 20, 1 << 20)
+    head, chunk = one[:8], one[8:-8]
+    (tmp_path / "many.mcap").write_bytes(head + chunk[: chunk.rindex(b"\x0f")] * 4 + one[-8:])
+    with pytest.raises(UserError, match=r"that is no log of a robot"):
+        read_log(tmp_path / "many.mcap", toy_spec)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.mcap"])
+def test_a_pipe_is_no_log(name: str, toy_spec: ControlSpec, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="must be an ordinary file"):
+        read_log(tmp_path / name, toy_spec)

@@ -40,8 +40,13 @@ def c_files(
 
 
 def _comment(card: ModelCard) -> str:
-    lines = [line.replace("*/", "* /") for line in card.lines()]
-    return "/*\n" + "".join(f" * {line}\n" for line in lines) + " */\n"
+    return "/*\n" + "".join(f" * {comment_text(line)}\n" for line in card.lines()) + " */\n"
+
+
+def comment_text(line: str) -> str:
+    """A line that neither ends a comment nor begins one, and does not go on in the next line."""
+    line = re.sub(r"\*(?=/)|/(?=\*)", lambda found: f"{found[0]} ", line)
+    return f"{line} ." if line.endswith(("\\", "??/")) else line
 
 
 def _same_policy(name: str, card: ModelCard) -> str:

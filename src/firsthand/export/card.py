@@ -114,7 +114,10 @@ class ModelCard:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The card as text, a line each."""
+        """The card as text, a line each: names may come from anybody and stay on their line."""
+        return ["".join(c if c.isprintable() else " " for c in line) for line in self._lines()]
+
+    def _lines(self) -> list[str]:
         reached = "unknown" if self.tracking_error is None else unit_of(self.unit).with_unit(self.tracking_error)
         limits = zip(self.commands, self.command_low, self.command_high, strict=True)
         learned = "" if self.learned_on == self.robot else f", learned on {self.learned_on}"

@@ -26,7 +26,7 @@ TIME = "time"
 def read_csv(path: Path, spec: ControlSpec) -> Log:
     """The log in a CSV file for a robot with this specification."""
     try:
-        with path.open("rb") as stream:
+        with atomic.open_to_read(path) as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
             stream.seek(0)
             values, note = _table(path, io.TextIOWrapper(stream, "utf-8-sig", newline=""), spec)

@@ -18,6 +18,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,18 +64,22 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise UserError(f"cannot read {path}: {cause(error)}.") from error
 
 
-def read_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
-    """The content of an ordinary file; `OSError` for everything else: a pipe would be waited for, a device never end.
-
-    `limit` is the largest size in bytes that makes sense.
-    """
+def open_to_read(path: str | os.PathLike[str]) -> BufferedReader:
+    """An ordinary file; `OSError` for everything else: a pipe would be waited for, a device never end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            raise _not_a_file(path, stat.S_ISDIR(about.st_mode))
-        if limit is not None and about.st_size > limit:
-            raise OSError(errno.EFBIG, f"it has {about.st_size} bytes, and at most {limit} make sense", path)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise _not_a_file(path, stat.S_ISDIR(mode))
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """The content of an ordinary file; `limit` is the largest size in bytes that makes sense."""
+    with open_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {limit} make sense", path)
         return file.read()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .base import Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
-from .baseline import EPISODES, baseline, jobs_of, small
+from .baseline import EPISODES, HONEST_ROBOT, baseline, jobs_of, small
 from .curves import Curves, gather
 from .drawing import two_losses
 from .learning import Setup
@@ -58,11 +58,12 @@ class FreezeModel(Experiment):
 
     def jobs(self, size: Size) -> list[Job]:
         """The plain run, and the frozen one."""
-        setup = Setup(episodes=EPISODES[size.name], model_until=FREEZE_AFTER[size.name], **small(size))
-        jobs = [*baseline(size), *jobs_of(setup, "excavator-frozen", size.seeds, weight=0.15)]
+        robot = HONEST_ROBOT[size.name]  # it drifts: a model that no longer learns grows old
+        setup = Setup(robot=robot, episodes=EPISODES[size.name], model_until=FREEZE_AFTER[size.name], **small(size))
+        jobs = [*baseline(size, robot), *jobs_of(setup, f"{robot}-frozen", size.seeds, weight=0.15)]
         if size.name == "full":
-            early = Setup(episodes=EARLY_EPISODES, model_until=FREEZE_EARLY)
-            jobs += jobs_of(early, "excavator-frozen-early", size.seeds, weight=0.15)
+            early = Setup(robot=robot, episodes=EARLY_EPISODES, model_until=FREEZE_EARLY)
+            jobs += jobs_of(early, f"{robot}-frozen-early", size.seeds, weight=0.15)
         return jobs
 
     def conclude(self, size: Size, results: list[Result]) -> Finding:
@@ -151,11 +152,12 @@ class SparseModelUpdates(Experiment):
         """The plain run, and one with rare model updates."""
         changed = small(size)
         changed["settings"] = {**changed.get("settings", {}), "model.steps": ADAM_STEPS}
-        plain = Setup(episodes=PLAIN_EPISODES[size.name], **changed)
-        sparse = Setup(episodes=SPARSE_EPISODES[size.name], model_every=EVERY, **changed)
+        robot = HONEST_ROBOT[size.name]
+        plain = Setup(robot=robot, episodes=PLAIN_EPISODES[size.name], **changed)
+        sparse = Setup(robot=robot, episodes=SPARSE_EPISODES[size.name], model_every=EVERY, **changed)
         return [
-            *jobs_of(plain, "excavator-few-steps", size.seeds, weight=0.12),
-            *jobs_of(sparse, "excavator-sparse", size.seeds, weight=0.12),
+            *jobs_of(plain, f"{robot}-few-steps", size.seeds, weight=0.12),
+            *jobs_of(sparse, f"{robot}-sparse", size.seeds, weight=0.12),
         ]
 
     def conclude(self, size: Size, results: list[Result]) -> Finding:

@@ -24,6 +24,9 @@ TINY_SETTINGS: dict[str, Any] = {
     "refinement.batch": 2,
 }
 """For the tests: nothing is learned, but everything is run."""
+HONEST_ROBOT = {"full": "excavator-realistic", "quick": "excavator-realistic", "tiny": "excavator"}
+"""Where payload, freezing and rare updates are looked at: the machine that drifts, feels its load and has real sensors.
+The tests' size has the one that compiles quickly."""
 MAX_SEEDS_PER_JOB = 4
 """Seeds that learn side by side in one job, at most."""
 
@@ -47,12 +50,13 @@ def jobs_of(setup: Setup, name: str, seeds: int, weight: float = 0.4) -> list[Jo
     ]
 
 
-def baseline(size: Size) -> list[Job]:
+def baseline(size: Size, robot: str = "excavator") -> list[Job]:
     """The jobs of the plain run."""
     setup = Setup(
+        robot=robot,
         episodes=EPISODES[size.name],
         marks=MARKS[size.name],
         speeds=size.pick(full=SPEEDS, quick=SPEEDS, tiny=SPEEDS[1:2]),
         **small(size),
     )
-    return jobs_of(setup, "excavator-paper", size.seeds)
+    return jobs_of(setup, f"{robot}-paper", size.seeds)

@@ -1,18 +1,20 @@
 """Figures 7 and 8: the payload is switched every few episodes, and the learner is not told."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from firsthand.plants.excavator import PAYLOADS
+from firsthand.plants.excavator.lifting import HEAVY_PAYLOADS
 from firsthand.report.data import PathAxes, PathPanel
 from firsthand.report.figures import path_grid
 from firsthand.report.style import PALETTE, episode_axis, log_scale, styled
 
 from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Result, Seeds, Size, Verdict
-from .baseline import jobs_of, small
+from .baseline import HONEST_ROBOT, jobs_of, small
 from .curves import Curves, gather
 from .learning import Setup, records_from_arrays
 
@@ -38,16 +40,18 @@ class Payload(Experiment):
 
     def jobs(self, size: Size) -> list[Job]:
         """All seeds have the same schedule."""
-        switches = schedule(EPISODES[size.name], FIRST_SWITCH[size.name])
+        robot = HONEST_ROBOT[size.name]
+        switches = schedule(EPISODES[size.name], FIRST_SWITCH[size.name], tuple(loads_of(robot).values()))
         shown = example(switches, EPISODES[size.name])
-        setup = Setup(episodes=EPISODES[size.name], payloads=switches, records=shown, **small(size))
-        return jobs_of(setup, "excavator-payloads", size.seeds)
+        setup = Setup(robot=robot, episodes=EPISODES[size.name], payloads=switches, records=shown, **small(size))
+        return jobs_of(setup, f"{robot}-payloads", size.seeds)
 
     def conclude(self, size: Size, results: list[Result]) -> Finding:
         """How much worse the first episode after a switch is, and how long until it is as good as before."""
         error, loss = gather(results, "tracking_error"), gather(results, "controller_loss")
         model = gather(results, "prediction_error")
         parameters = results[0].job.parameters
+        loads = loads_of(parameters["robot"])
         switches = [(int(e), float(kg)) for e, kg in parameters["payloads"]]
         counted = [e for e, _ in switches if COUNTED_FROM[size.name] <= e <= EPISODES[size.name] - 5]
         up = [e for e in counted if is_heavier(switches, e)]
@@ -67,10 +71,10 @@ class Payload(Experiment):
         )
         return Finding(
             verdict,
-            _text(heavier, lighter, error.values.shape[0], verdict),
+            _text(heavier, lighter, loads, error.values.shape[0], verdict),
             rows,
             figures={
-                "payload": _figure(loss, model, switches),
+                "payload": _figure(loss, model, switches, loads),
                 "payload-paths": _paths(results, error),
             },
             tables={
@@ -90,9 +94,16 @@ class Payload(Experiment):
         )
 
 
-def schedule(episodes: int, first: int) -> tuple[tuple[int, float], ...]:
+def loads_of(robot: str) -> dict[str, float]:
+    """Name to kg: the loads that a robot carries here."""
+    return HEAVY_PAYLOADS if robot == "excavator-realistic" else PAYLOADS
+
+
+def schedule(
+    episodes: int, first: int, kilograms: Sequence[float] = tuple(PAYLOADS.values())
+) -> tuple[tuple[int, float], ...]:
     """(episode, kg): from episode `first` on, another payload every 5 to 10 episodes; the same in every run."""
-    rng, kilograms = np.random.default_rng(7), list(PAYLOADS.values())
+    rng = np.random.default_rng(7)
     switches, now = [(1, kilograms[0])], kilograms[0]
     episode = first
     while episode <= episodes:
@@ -105,7 +116,7 @@ def schedule(episodes: int, first: int) -> tuple[tuple[int, float], ...]:
 def example(switches: tuple[tuple[int, float], ...], episodes: int) -> tuple[int, int, int]:
     """Figure 8: the episode before a switch to the largest payload, the switch, and five later; the last such one."""
     wanted = [e for e, kg in switches if e + 5 <= episodes and e > 1]
-    largest = [e for e, kg in switches if e in wanted and kg == max(PAYLOADS.values())]
+    largest = [e for e, kg in switches if e in wanted and kg == max(held for _, held in switches)]
     at = (largest or wanted)[-1]
     return at - 1, at, at + 5
 
@@ -182,7 +193,7 @@ def _payloads(episodes: np.ndarray, switches: list[tuple[int, float]]) -> np.nda
     return kilograms[np.searchsorted(starts, episodes, side="right") - 1]
 
 
-def _text(heavier: Response, lighter: Response, seeds: int, verdict: Verdict) -> str:
+def _text(heavier: Response, lighter: Response, loads: Mapping[str, float], seeds: int, verdict: Verdict) -> str:
     holds = {
         Verdict.PASS: "The paper's effect is there: a load that nobody mentions is felt, and learned within five "
         "episodes.",
@@ -194,7 +205,7 @@ def _text(heavier: Response, lighter: Response, seeds: int, verdict: Verdict) ->
             "recover from."
         ),
     }.get(verdict, "This size is too small to tell.")
-    names = ", ".join(f"{name} {kg:g}" for name, kg in PAYLOADS.items())
+    names = ", ".join(f"{name} {kg:g}" for name, kg in loads.items())
     return (
         f"Payloads ({names} kg) were switched every 5 to 10 episodes without a word to the learner ({seeds} seeds). "
         f"Over {heavier.switches} switches to a heavier load the first episode has {heavier.factor:.2f} times the "
@@ -207,7 +218,7 @@ def _text(heavier: Response, lighter: Response, seeds: int, verdict: Verdict) ->
 
 
 @styled
-def _figure(loss: Curves, model: Curves, switches: list[tuple[int, float]]) -> Figure:
+def _figure(loss: Curves, model: Curves, switches: list[tuple[int, float]], loads: Mapping[str, float]) -> Figure:
     figure = Figure(figsize=(6.6, 6.0), layout="constrained")
     panels = figure.subplots(2, 1, sharex=True)
     kilograms = _payloads(loss.episodes, switches)
@@ -217,7 +228,7 @@ def _figure(loss: Curves, model: Curves, switches: list[tuple[int, float]]) -> F
     ):
         mean, (low, high) = curves.log_mean(), curves.log_band()
         axes.plot(curves.episodes, mean, color="#C8C8C8", linewidth=1.0)
-        for i, (name, kg) in enumerate(PAYLOADS.items()):
+        for i, (name, kg) in enumerate(loads.items()):
             held = kilograms == kg
             axes.fill_between(curves.episodes, low, high, where=held, color=PALETTE[i], alpha=0.18, linewidth=0)
             shown = np.where(held, mean, np.nan)

@@ -58,6 +58,8 @@ def print_evaluation(robot: str, unit: Unit, result: Evaluation, oracle: OracleR
         table.add_row(f"[dim]{name}[/dim]", *(text.replace("nan", "") for text in known), "", "")
     console = Console()
     console.print(table)
+    legend = "ρ: largest error over highest speed. |Δu|: mean change of a command per step."
+    console.print(legend, style="dim", markup=False, soft_wrap=True)
     for note in result.notes():
         console.print(note, markup=False)
     if oracle is not None:

@@ -69,6 +69,7 @@ def probed():
 # The machine as a whole
 
 
+@pytest.mark.slow
 def test_every_response_lies_where_the_facts_say():
     rows = [*characterize(ALL.without("noise")), *effect_rows(ALL)]
     missed = [f"{r.name}: {r.measured:.3g} {r.unit}, not in {r.low:.3g} to {r.high:.3g}" for r in rows if not r.ok]
@@ -86,6 +87,7 @@ def test_without_effects_it_is_the_pressure_model():
     np.testing.assert_allclose(found.velocity, expected.velocity, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_derivatives_hold_with_every_effect():
     report = check_plant(
         ALL.with_payload(1000.0),
@@ -215,7 +217,7 @@ def test_the_spool_rests_elsewhere_coming_from_above(probed):
 
 @pytest.fixture(scope="module")
 def drifted():
-    """Noise and drift of 400 machines over 40 minutes, once a second: (machines, seconds)."""
+    """Noise and drift of 200 machines over 20 minutes, once a second: (machines, seconds)."""
     sizes = dataclasses.replace(SIZES, engine_s=30.0, deadband_s=600.0)
     plant = ExcavatorRealistic(sizes=sizes)
     state = plant.reset(POSE)

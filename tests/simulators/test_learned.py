@@ -14,13 +14,13 @@ import pytest
 from firsthand.errors import UserError
 from firsthand.logs import Series
 from firsthand.plants import DelayedDoubleIntegrator, check_plant
-from firsthand.plants.learned import LearnedPlant
-from firsthand.plants.learned.plant import input_size
+from firsthand.plants.learned import LearnedPlant, Networks, Observation
+from firsthand.plants.learned.plant import Beyond, input_size
 from firsthand.robots import SimulatedRobot
 from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.registry import find_robot, make_task
 from firsthand.robots.stored_simulator import SimulatorSource, StoredSimulator
-from firsthand.simulators import FitSettings, fit, open_loop, record
+from firsthand.simulators import FitSettings, fit, fit_linear, open_loop, record
 from firsthand.simulators.data import Windows, split
 from firsthand.simulators.fit import make_untrained_plant
 from firsthand.simulators.folder import save
@@ -29,8 +29,9 @@ from firsthand.tasks import Task
 KEY = jax.random.key(0)
 DELAY = 2
 SETTINGS = FitSettings(
-    hidden=(16,), history_s=0.3, measurement_history=1, steps=400, batch=64, rollout_steps=100, rollout_batch=16
-)
+    members=2, hidden=(8,), history_s=0.5, rate_history=3, observed_steps=4, steps=400, batch=64, rate=1e-2,
+    rollout_steps=200, rollout_batch=32, rollout_rate=5e-3, model_error=0.0,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +41,29 @@ def task(make_probe_task) -> Task:
     )
 
 
-def exact(task: Task, limit: float = 1e3) -> LearnedPlant:
-    """A network without hidden layers that is the plant itself: Δv = T · u_{k-delay}."""
-    history, gain = 3, 0.1
-    weight = np.zeros((1, input_size(task.spec, history, 1)), np.float32)
-    weight[0, 2 + 1 + DELAY] = gain / 0.5  # after y and the one past velocity come u_k, u_{k-1}, …
+def exact(task: Task, beyond: Beyond = "ignore", disagreement: float = 0.0) -> LearnedPlant:
+    """Networks whose linear part is the plant itself: Δv = T · u_{k-delay}, so Δw = T · (u_{k-d} + u_{k-d-1}) / 2."""
+    history, rates, gain = 3, 3, 0.1
+    inputs = input_size(task.spec, history, rates)
+    linear = np.zeros((2, 1, inputs), np.float32)
+    linear[:, 0, rates + DELAY] = linear[:, 0, rates + DELAY + 1] = gain / 2 / 0.5
+    place = inputs - 1 - 1 - 2  # the position comes before the rate and two mean commands
+    linear[:, 0, place] = np.asarray([disagreement, -disagreement]) / 2
+    zeros = jnp.zeros((rates, 1))
     return LearnedPlant(
-        layers=((jnp.asarray(weight), jnp.zeros(1)),),
-        center=jnp.asarray([0.3, -0.1]),
-        scale=jnp.asarray([2.0, 3.0]),
+        networks=Networks(((jnp.zeros((2, 1, 1, inputs)), jnp.zeros((2, 1, 1))),), jnp.asarray(linear)),
+        observation=Observation(
+            zeros.at[0].set(1.0), zeros, jnp.zeros((2, 1)), jnp.zeros(1), zeros.at[0].set(1.5).at[1].set(-0.5)
+        ),
+        center=jnp.zeros(1),
+        scale=jnp.ones(1),
+        rate_scale=jnp.asarray([3.0]),
         change_scale=jnp.asarray([0.5]),
-        low=jnp.asarray([-limit, -limit]),
-        high=jnp.asarray([limit, limit]),
+        usual_doubt=jnp.asarray(0.1),
         spec=task.spec,
         command_history=history,
-        measurement_history=1,
+        observed_steps=3,
+        beyond=beyond,
     )
 
 
@@ -63,27 +72,40 @@ def test_it_steps_like_the_plant_it_is(task: Task) -> None:
     commands = np.random.default_rng(0).uniform(-1, 1, (40, 1)).astype(np.float32)
     robots = [SimulatedRobot(one, dataclasses.replace(task, home=(0.7,))) for one in (plant, truth)]
     ours, theirs = (robot.play(commands) for robot in robots)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours[:, 0], theirs[:, 0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(ours[:, 1], theirs[:, 1], atol=0.06)  # a velocity is read off two mean rates
     assert np.ptp(ours[:, 0]) > 0.1
 
 
-def test_beyond_what_was_seen_it_stops(task: Task) -> None:
-    plant = exact(task, limit=0.5)
-    state = plant.reset(jnp.asarray([0.45]))
-    step = eqx.filter_jit(plant.step)
-    for _ in range(20):
-        state = step(state, jnp.asarray([5.0]), key=KEY)
-    np.testing.assert_allclose(plant.measure(state, key=KEY), [0.5, 0.0], atol=1e-6)
-    assert float(jnp.abs(state.commands).max()) == 1.0, "a command beyond its range counts as its limit"
+def test_a_command_beyond_its_range_counts_as_its_limit(task: Task) -> None:
+    plant = exact(task)
+    state = plant.step(plant.reset(jnp.zeros(1)), jnp.asarray([5.0]), key=KEY)
+    assert float(state.commands[0, 0]) == 1.0
+
+
+def test_nothing_stops_it_at_the_edge_of_the_log(task: Task) -> None:
+    plant, commands = exact(task), np.full((60, 1), 1.0, np.float32)
+    seen = SimulatedRobot(plant, dataclasses.replace(task, home=(0.0,))).play(commands)
+    assert seen[-1, 0] > 5.0
+
+
+@pytest.mark.parametrize(("beyond", "share"), [("ignore", 1.0), ("slow", 0.6), ("stop", 0.4)])
+def test_where_the_networks_disagree_it_can_slow_down_or_stop(task: Task, beyond: Beyond, share: float) -> None:
+    """The members disagree in proportion to the position: at 0.6 by three times what is usual."""
+    commands = np.full((40, 1), 1.0, np.float32)
+    free, held = (
+        SimulatedRobot(exact(task, b, 0.5 * 2), dataclasses.replace(task, home=(0.0,))).play(commands)[-1, 0]
+        for b in ("ignore", beyond)
+    )
+    assert held <= share * free + 1e-6
+    assert held >= 0.1
 
 
 def test_it_is_a_plant_like_any_other(task: Task) -> None:
-    settings = dataclasses.replace(SETTINGS, hidden=(8,))
     walk = np.cumsum(np.random.default_rng(0).normal(size=(200, 2)), axis=0).astype(np.float32)
-    plant = make_untrained_plant(task.spec, [Series(walk, np.zeros((199, 1), np.float32))], settings)
-    *rest, (weight, bias) = plant.layers
-    # Untrained it drifts nowhere in particular; at rest it must not move, so nothing is added to the last layer.
-    plant = eqx.tree_at(lambda p: (p.layers, p.center), plant, ((*rest, (weight, bias)), jnp.zeros(2)))
+    plant = make_untrained_plant(task.spec, [Series(walk, np.zeros((199, 1), np.float32))], SETTINGS)
+    # Untrained it drifts nowhere in particular; at rest in the middle all inputs are zero, and it must not move.
+    plant = eqx.tree_at(lambda p: p.center, plant, jnp.zeros(1))
     report = check_plant(
         plant,
         positions=np.asarray([[0.0]]),
@@ -114,31 +136,38 @@ def test_fitting_finds_the_plant(task: Task, recording: list[Series]) -> None:
     learned, held = split(recording, 0.1)
     told: list[tuple[str, int, int]] = []
     plant = fit(task.spec, learned, SETTINGS, progress=lambda phase, done, total, _: told.append((phase, done, total)))
-    assert told[0] == ("one step", 100, 400)
-    assert told[-1] == ("roll-outs", 100, 100)
-    one, second, five = open_loop(plant, held)
-    assert (one.steps, second.steps, five.steps) == (1, 10, 50)
+    assert told[0] == ("short, network 1 of 2", 100, 400)
+    assert told[-1] == ("roll-outs, network 2 of 2", 200, 200)
+    linear = fit_linear(task.spec, learned)
+    one, quarter, second, five = open_loop(plant, held, linear)
+    assert (one.steps, quarter.steps, second.steps, five.steps) == (1, 2, 10, 50)
     for accuracy in (second, five):
-        assert accuracy.names == ("p", "v", "tracked output")
-        assert accuracy.simulator[0] < 0.1 * accuracy.constant_velocity[0]
-        assert accuracy.simulator[2] == pytest.approx(accuracy.simulator[0])
+        assert accuracy.names == ("p", "v", "positions", "tracked output")
+        assert accuracy.simulator[0] < 0.15 * accuracy.constant_velocity[0]
+        assert accuracy.simulator[3] == pytest.approx(accuracy.simulator[0])
+        assert accuracy.linear is not None
+        assert accuracy.linear[0] < 0.02 * accuracy.constant_velocity[0], "the plant is linear"
+        assert accuracy.overall("linear") == pytest.approx(accuracy.linear[0])
     # What one command does, once its dead time is over: T · u.
     state, step = plant.reset(jnp.zeros(1)), eqx.filter_jit(plant.step)
     changes = []
     for command in (1.0, 0.0, 0.0, 0.0):
-        before = state.measured[1]
+        before = state.rates[0, 0]
         state = step(state, jnp.asarray([command]), key=KEY)
-        changes.append(float(state.measured[1] - before))
-    np.testing.assert_allclose(changes, [0.0, 0.0, 0.1, 0.0], atol=0.02)
+        changes.append(float(state.rates[0, 0] - before))
+    np.testing.assert_allclose(changes, [0.0, 0.0, 0.05, 0.05], atol=0.03)
+    # The networks disagree where nothing was recorded.
+    far, usual = (plant.step(plant.reset(jnp.asarray([p])), jnp.ones(1), key=KEY).doubt for p in (40.0, 0.0))
+    assert float(far) > 2 * float(usual)
 
 
 def test_the_errors_are_the_plants_own(task: Task, recording: list[Series]) -> None:
     """The exact plant has none; the baselines' are worked out here."""
     series = recording[3]
-    one, second, five = open_loop(exact(task), [series])
-    assert max(one.simulator) < 1e-5
-    assert max(five.simulator) < 1e-3
-    rows = np.arange(3, len(series.commands) + 1 - 10)
+    one, _, second, five = open_loop(exact(task), [series])
+    assert one.simulator[0] < 0.02, "the last rate is known to half a command"
+    assert five.simulator[0] < 0.1 * five.constant_velocity[0]
+    rows = np.arange(6, len(series.commands) + 1 - 10)
     assert second.windows == len(rows)
     away = series.measured[rows + 10, 0] - series.measured[rows, 0]
     assert second.standing_still[0] == pytest.approx(np.sqrt(np.mean(away.astype(float) ** 2)), rel=1e-5)
@@ -193,7 +222,7 @@ def stored(tmp_path: Path) -> Path:
         description=described(),
         data=[],
         settings=FitSettings(hidden=(4,)),
-        accuracy=[],
+        accuracy={},
     )
     return tmp_path / "sim"
 
@@ -204,18 +233,18 @@ def test_a_simulator_comes_back_bit_for_bit(stored: Path) -> None:
     task = source.make_task()
     assert task.spec == make_task("excavator").spec
     plant = source.stored.plant()
-    assert (plant.command_history, plant.measurement_history, plant.num_commands) == (10, 4, 4)
+    assert (plant.command_history, plant.rate_history, plant.num_commands) == (17, 4, 4)
     rng = np.random.default_rng(0)
     series = Series(rng.normal(size=(50, 8)).astype(np.float32), rng.uniform(-1, 1, (49, 4)).astype(np.float32))
     before = make_untrained_plant(task.spec, [series], FitSettings(hidden=(4,)))
     for ours, theirs in zip(jax.tree.leaves(plant), jax.tree.leaves(before), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     robot = source.make_robot(task, payload_kg=0.0, seed=0)
-    np.testing.assert_allclose(robot.measured()[:4], np.clip(task.home, plant.low[:4], plant.high[:4]))
+    np.testing.assert_allclose(robot.measured()[:4], task.home, rtol=1e-6)
     with pytest.raises(UserError, match="cannot carry any"):
         source.make_robot(task, payload_kg=100.0, seed=0)
     with pytest.raises(UserError, match="already holds a simulator"):
-        save(stored, plant, robot="excavator", description=described(), data=[], settings=SETTINGS, accuracy=[])
+        save(stored, plant, robot="excavator", description=described(), data=[], settings=SETTINGS, accuracy={})
 
 
 def described() -> RobotDescription:
@@ -246,7 +275,9 @@ def test_a_simulator_that_cannot_be_used_says_why(stored: Path) -> None:
             "period_s is 'x', but must be a number",
         ),
         ({"command_history": "three"}, "command_history is 'three'"),
-        ({"format": 2}, "has a format that this version"),
+        ({"format": 1}, "was fitted by firsthand 0.1.0 and has format 1, but this version of firsthand reads format 2"),
+        ({"format": None}, "does not describe a simulator"),
+        ({"beyond": "fly"}, "beyond is 'fly'"),
         ({"weights_sha256": "0"}, "its SHA-256 is another"),
     ]:
         (stored / "simulator.json").write_bytes(description)

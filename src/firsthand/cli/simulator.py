@@ -1,11 +1,12 @@
 """`firsthand simulator record` and `firsthand simulator fit`."""
 
+import dataclasses
 import json
 import math
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
@@ -13,6 +14,8 @@ from ..errors import UserError
 
 LONGEST_MINUTES = 10_000.0
 HEAVIEST_KG = 2000.0
+MAX_ROWS = 8
+"""Logs that get a row each in the table."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +80,25 @@ class Record:
 
 @dataclass(frozen=True)
 class Fit:
-    """Fit a network to logs of a robot, and judge it on what was held out."""
+    """Fit an ensemble of networks to logs of a robot, and judge it on what was held out."""
 
     logs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")]
-    """Run folders, recordings, CSV or MCAP files of one robot."""
+    """Run folders, recordings, CSV, MCAP or .npz files of one robot, or folders of such files."""
     out: Annotated[Path, arg(metavar="SIM", help_behavior_hint="")]
     """Folder of the simulator."""
     robot: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
-    """The robot that was logged; needed when no log is a run folder, which knows it."""
+    """The robot that was logged, or a .toml file that describes it; needed when no log is a run folder."""
+    hold_out: Annotated[tuple[Path, ...], arg(metavar="LOG...", help_behavior_hint="")] = ()
+    """Logs of other kinds of motion: never learned from, only judged on, each by itself."""
+    members: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Networks in the ensemble."""
     steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Adam steps on the error one control period ahead."""
+    """Adam steps per network on windows of four control periods."""
     rollout_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Adam steps on the error of the simulator left to itself for a second."""
+    """Adam steps per network on the error of the simulator left to itself for a second."""
+    beyond: Literal["ignore", "slow", "stop"] = "ignore"
+    """What the simulator does where its networks disagree, because the log says little: nothing, or it moves slowly
+    or stops, so that a policy gains nothing there."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of the weights and batches."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -97,19 +107,22 @@ class Fit:
     def run(self) -> int:
         """Read, fit, judge, write."""
         if not self.logs:
-            raise UserError("simulator fit needs at least one log: a run folder, a .csv or an .mcap file.")
-        given = {name: getattr(self, name) for name in ("steps", "rollout_steps") if getattr(self, name) is not None}
-        from ..logs import read_log
-        from ..simulators import FitSettings, fit, open_loop
+            raise UserError("simulator fit needs at least one log: a run folder, a .csv, .mcap or .npz file.")
+        names = ("steps", "rollout_steps", "members")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        from ..logs import check_columns, read_log
+        from ..simulators import FitSettings, fit, fit_linear, open_loop
         from ..simulators.data import split
         from ..simulators.folder import check_free, save
 
-        settings = FitSettings(seed=self.seed, **given)
+        FitSettings(seed=self.seed, **given)
         check_free(self.out)
-        robot, description = _robot_of(self.logs) if self.robot is None else _named_robot(self.robot)
-        spec = description.spec
-        logs = [read_log(path, spec) for path in self.logs]
-        _print_logs(logs)
+        robot, description, logged = _robot_of(self.logs) if self.robot is None else _named_robot(self.robot)
+        spec, columns = description.spec, None if logged is None else logged.columns
+        settings = FitSettings(seed=self.seed, free=() if logged is None else logged.free_entries, **given)
+        logs = [check_columns(spec, read_log(path, spec, columns)) for path in self.logs]
+        others = [read_log(path, spec, columns) for path in self.hold_out]
+        _print_logs([*logs, *others])
         learned, held = split([series for log in logs for series in log.series], spec.period_s)
         with _progress("fitting") as bar:
             lines: dict[str, Any] = {}
@@ -120,7 +133,11 @@ class Fit:
                 bar.update(lines[phase], description=phase, completed=done, status=f"loss {loss:.4f}")
 
             plant = fit(spec, learned, settings, progress=show)
-        accuracy = open_loop(plant, held)
+        plant = dataclasses.replace(plant, beyond=self.beyond)
+        linear = fit_linear(spec, learned)
+        accuracy = {"held out": open_loop(plant, held, linear)}
+        for path, log in zip(self.hold_out, others, strict=True):
+            accuracy[path.stem] = open_loop(plant, log.series, linear)
         data = [
             {
                 "path": str(Path(log.path).resolve()),
@@ -131,12 +148,23 @@ class Fit:
             }
             for log in logs
         ]
-        save(self.out, plant, robot=robot, description=description, data=data, settings=settings, accuracy=accuracy)
+        save(
+            self.out,
+            plant,
+            robot=robot,
+            description=description,
+            data=data,
+            settings=settings,
+            accuracy=accuracy,
+            logged_robot=logged,
+        )
         minutes = sum(log.usable for log in logs) * spec.period_s / 60
         if self.json:
-            print(json.dumps({"minutes": minutes, "accuracy": [one.as_dict() for one in accuracy]}, indent=2))
+            judged = {kind: [one.as_dict() for one in found] for kind, found in accuracy.items()}
+            print(json.dumps({"minutes": minutes, "accuracy": judged}, indent=2))
         else:
-            _print_accuracy(robot, minutes, accuracy)
+            for kind, found in accuracy.items():
+                _print_accuracy(robot, minutes, kind, found)
             print(f"Simulator: {self.out}. Train on it with: firsthand train {self.out}")
         return 0
 
@@ -152,15 +180,22 @@ class Simulator:
         return self.command.run()
 
 
-def _named_robot(name: str) -> tuple[str, Any]:
-    """The robot's name as it is kept, and its description."""
-    from ..robots.registry import find_robot
+def _named_robot(name: str) -> tuple[str, Any, Any]:
+    """The robot's name as it is kept, its description, and what a .toml file says of it."""
+    from ..robots.description import RobotDescription
+    from ..robots.logged_robot import LoggedRobot
+    from ..robots.registry import LearnedBuiltIn, find_robot
 
     found = find_robot(name, approve=True)
-    return found.name, found.make().description()
+    source = found.source
+    if isinstance(source, LearnedBuiltIn) and source.logged is not None:
+        source = source.logged()
+    if isinstance(source, LoggedRobot):
+        return found.name, RobotDescription.of(source.make_task(), kind="machine"), source
+    return found.name, found.make().description(), None
 
 
-def _robot_of(logs: tuple[Path, ...]) -> tuple[str, Any]:
+def _robot_of(logs: tuple[Path, ...]) -> tuple[str, Any, None]:
     """Name and description of the robot of the first run folder among the logs; the robot itself is not needed."""
     from ..robots.description import RobotDescription
     from ..runs import RunFolder, atomic
@@ -170,10 +205,10 @@ def _robot_of(logs: tuple[Path, ...]) -> tuple[str, Any]:
             if not path.exists():
                 raise UserError(f"{path} does not exist.")
             is_folder = path.is_dir()
-        if is_folder:
+        if is_folder and (path / "config.json").exists():
             config = RunFolder.open(path).config
             if isinstance(robot := config.get("robot"), str):
-                return robot, RobotDescription.of_config(config, str(path / "config.json"))
+                return robot, RobotDescription.of_config(config, str(path / "config.json")), None
     raise UserError(f"{logs[0]} does not say which robot it is of; give --robot.")
 
 
@@ -203,30 +238,37 @@ def _print_logs(logs: list[Any]) -> None:
     for heading in ("rows\ntaken", "rows\nrefused"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("why")
-    for log in logs:
+    for log in logs[:MAX_ROWS]:
         reasons = [f"{count}: {reason}" for reason, count in log.refused.most_common()]
         why = "\n".join([*reasons, *([log.note] if log.note else [])])
         table.add_row(escape(log.path), str(log.usable), str(log.refused.total()), escape(why))
+    if rest := logs[MAX_ROWS:]:
+        refused = sum(log.refused.total() for log in rest)
+        table.add_row(f"{len(rest)} more", str(sum(log.usable for log in rest)), str(refused), "")
     Console(stderr=True).print(table)
 
 
-def _print_accuracy(robot: str, minutes: float, accuracy: Any) -> None:
+def _print_accuracy(robot: str, minutes: float, kind: str, accuracy: Any) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
     if not accuracy:
-        console.print("Nothing could be held out: the logs are too short to judge the simulator.")
+        console.print(f"{kind}: too short to judge the simulator on.")
         return
-    title = f"Simulator of {robot} from {minutes:.0f} min: root mean square error on held-out data"
+    where = "held-out data" if kind == "held out" else escape(kind)
+    title = f"Simulator of {robot} from {minutes:.0f} min: root mean square error on {where}"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("after", "", "simulator", "constant\nvelocity", "standing\nstill"):
+    for heading in ("after", "", "simulator", "linear\nmodel", "constant\nvelocity", "standing\nstill"):
         table.add_column(heading, justify="left" if heading in ("after", "") else "right", no_wrap=True)
     for one in accuracy:
-        rows = zip(one.names, one.simulator, one.constant_velocity, one.standing_still, strict=True)
+        straight = one.linear or (math.nan,) * len(one.names)
+        rows = zip(one.names, one.simulator, straight, one.constant_velocity, one.standing_still, strict=True)
         for i, (name, *errors) in enumerate(rows):
             when = f"{one.seconds:g} s" if i == 0 else ""
             table.add_row(when, name, *(f"{error:.4f}" if math.isfinite(error) else "–" for error in errors))
+        table.add_row("", "disagreement over the usual", f"{one.doubt:.2f}")
         table.add_section()
     console.print(table)

@@ -3,4 +3,5 @@
 from .base import Log as Log
 from .base import Series as Series
 from .base import Transitions as Transitions
+from .read import check_columns as check_columns
 from .read import read_log as read_log

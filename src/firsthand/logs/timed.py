@@ -47,7 +47,9 @@ def on_the_period(
             "between is unknown; log at least as often."
         )
     joined = find_joined_rows(steps, period)
+    _check_one_rate(path, steps, joined)
     if rate == "same":
+        joined |= find_late_rows(steps, period)
         series = stretches(spec, measured, commands, joined, refused)
         return _check(spec, Log(path, sha256, series, rows, refused, note), known, time, measured)
     # Nothing is interpolated or averaged across a bad row: it ends a stretch like a gap.
@@ -65,6 +67,35 @@ def on_the_period(
     what = f"resampled from {own:g} to {period:g} s: {rows} rows became {taken}"
     note = f"{note}; {what}" if note else what
     return _check(spec, Log(path, sha256, tuple(resampled), taken, refused, note), known, time, measured)
+
+
+TWO_RATES = 0.2
+"""Share of the rows from which on another, steady rate is one, and not a few gaps."""
+LATE = 0.9
+"""A row may be late by this share of the period, if the next one is in time again."""
+
+
+def _check_one_rate(path: str, steps: np.ndarray, joined: np.ndarray) -> None:
+    """One sentence for a log in which the rate changes on the way."""
+    other = steps[~joined]
+    if len(other) < TWO_RATES * len(steps):
+        return
+    low, middle, high = np.quantile(other, (0.2, 0.5, 0.8))
+    if high - low < 0.2 * middle:
+        raise UserError(
+            f"{path} has two rates: a row every {np.median(steps[joined]) if joined.any() else middle:.3g} s, and "
+            f"every {middle:.3g} s in {100 * len(other) / len(steps):.0f} % of it; give a file for each."
+        )
+
+
+def find_late_rows(steps: np.ndarray, period_s: float) -> np.ndarray:
+    """Steps to a single row that came late or early, with the next in time again: jitter, not a gap."""
+    late = np.abs(steps - period_s) <= LATE * period_s
+    pair = late[:-1] & late[1:] & (np.abs(steps[:-1] + steps[1:] - 2 * period_s) <= 0.3 * period_s)
+    found = np.zeros(len(steps), bool)
+    found[:-1] |= pair
+    found[1:] |= pair
+    return found
 
 
 def _check(spec: ControlSpec, log: Log, known: np.ndarray, time: np.ndarray, measured: np.ndarray) -> Log:

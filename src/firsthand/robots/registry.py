@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -9,9 +10,12 @@ from ..errors import UserError, suggest
 from ..plants.base import AbstractPlant
 from ..plants.sensors import Sensors, sense
 from ..tasks import Task, excavator_task, soft_arm_task
+from . import real_excavator
 from .address import is_address
 from .base import AbstractRobot
 from .description import RobotFile
+from .logged_robot import LoggedRobot, is_robot_description, read_logged_robot
+from .real_excavator import real_excavator_sensors, real_excavator_task
 from .simulated import SimulatedRobot
 from .source import RobotSource
 from .user_file import absolute_name, approve_robot, is_robot_file, load_source, robot_file, simulator_file
@@ -59,6 +63,20 @@ class BuiltIn(RobotSource):
         return replace(self, chosen=name)
 
 
+@dataclass(frozen=True)
+class LearnedBuiltIn(BuiltIn):
+    """A learned simulator that comes with firsthand."""
+
+    logged: Callable[[], LoggedRobot] | None = None
+    """The robot that was logged."""
+
+    def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> SimulatedRobot:
+        """The simulator, standing at home. It can carry nothing that was not in its log."""
+        from .stored_simulator import LearnedRobot
+
+        return LearnedRobot(self.plant(payload_kg), task, sensors=self.sensors()[self.chosen], seed=seed)
+
+
 def _excavator(payload_kg: float) -> AbstractPlant:
     from ..plants.excavator import ExcavatorFlow
 
@@ -101,6 +119,14 @@ def _soft_arm(payload_kg: float) -> AbstractPlant:
     return SoftArm().with_payload(payload_kg)
 
 
+def _real_excavator(payload_kg: float) -> AbstractPlant:
+    from .stored_simulator import StoredSimulator
+
+    if payload_kg:
+        raise UserError(f"payload is {payload_kg:g} kg, but real-excavator is learned from a log without one.")
+    return StoredSimulator.open(real_excavator.FOLDER).plant()
+
+
 def excavator_sensors() -> dict[str, Sensors | None]:
     """As in the log of a real excavator (`real`), and as hard as experiment `noise` has them (`strong`)."""
     spec = excavator_task().spec
@@ -132,6 +158,13 @@ ROBOTS: dict[str, BuiltIn] = {
         excavator_task, _excavator_realistic, excavator_sensors, "real", _realistic_variant, _within_lift
     ),
     "soft-arm": BuiltIn(soft_arm_task, _soft_arm, soft_arm_sensors, "noise"),
+    "real-excavator": LearnedBuiltIn(
+        real_excavator_task,
+        _real_excavator,
+        real_excavator_sensors,
+        "real",
+        logged=real_excavator.described,
+    ),
 }
 
 
@@ -207,6 +240,8 @@ def find_source(name: str) -> RobotSource:
         return SimulatorSource(StoredSimulator.open(name), find_source)
     if is_robot_file(name):
         return load_source(name)
+    if is_robot_description(name):
+        return read_logged_robot(Path(name))
     raise UserError(f"There is no robot {name!r}{suggest(name, tuple(ROBOTS))}; known are {', '.join(ROBOTS)}.")
 
 

@@ -3,26 +3,44 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from firsthand_onboard import ControlSpec
 
 from ..errors import UserError
-from ..plants.learned import LearnedPlant
+from ..models import Controller, Policy
+from ..plants.learned import LearnedPlant, Networks, Observation
+from ..plants.learned.plant import Beyond
+from ..plants.sensors import Sensors, sense
 from ..runs import atomic, packed
 from ..tasks import Task
+from .base import EpisodeRecord
 from .description import RobotDescription, spec_difference
+from .logged_robot import logged_robot_of
 from .simulated import SimulatedRobot
 from .source import RobotSource
 
-FORMAT = 1
+FORMAT = 2
 DESCRIPTION, WEIGHTS = "simulator.json", "simulator.safetensors"
-ARRAYS = ("center", "scale", "change_scale", "low", "high")
-"""The arrays of a `LearnedPlant` beside its layers."""
+SCALES = ("center", "scale", "rate_scale", "change_scale", "usual_doubt")
+"""The arrays of a `LearnedPlant` beside its networks and its observer."""
+
+
+def plant_arrays(plant: LearnedPlant) -> dict[str, np.ndarray]:
+    """The arrays of a plant by name, for a file."""
+    named = {name: getattr(plant, name) for name in SCALES}
+    for i, (weight, bias) in enumerate(plant.networks.layers):
+        named[f"network.{i}.weight"], named[f"network.{i}.bias"] = weight, bias
+    named["network.linear"] = plant.networks.linear
+    named |= {f"observation.{field.name}": getattr(plant.observation, field.name) for field in fields(Observation)}
+    return {name: np.asarray(array) for name, array in named.items()}
 
 
 @dataclass(frozen=True)
@@ -54,13 +72,23 @@ class StoredSimulator:
             raise UserError(f"cannot read {file}: {atomic.cause(error)}.") from error
         except (ValueError, RecursionError):
             raise UserError(f"{file} is damaged: it is not JSON.") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise UserError(f"{file} is damaged or has a format that this version of firsthand does not read.")
+        if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+            raise UserError(f"{file} is damaged: it does not describe a simulator.")
+        if content["format"] != FORMAT:
+            raise UserError(
+                f"{path} was fitted by {_writer(content)} and has format {content['format']}, but this version of "
+                f"firsthand reads format {FORMAT}; fit the simulator again."
+            )
         try:
             described = RobotDescription.of_config(content, str(file))
-            for name in ("command_history", "measurement_history"):
-                if not isinstance(content[name], int) or content[name] < 0:
+            for name in ("command_history", "observed_steps", "layers"):
+                if not isinstance(content[name], int) or content[name] < 1:
                     raise UserError(f"{file} is damaged: {name} is {content[name]!r}.")
+            if content["beyond"] not in get_args(Beyond):
+                raise UserError(f"{file} is damaged: beyond is {content['beyond']!r}.")
+            entries = range(described.spec.layout.num_measured)
+            if not isinstance(content["free"], list) or any(entry not in entries for entry in content["free"]):
+                raise UserError(f"{file} is damaged: free is {content['free']!r}.")
             return StoredSimulator(path, str(content["robot"]), described, content)
         except KeyError as error:
             raise UserError(f"{file} is damaged: the field {error} is missing.") from None
@@ -80,18 +108,75 @@ class StoredSimulator:
         try:
             layers = tuple(
                 (jnp.asarray(arrays[f"network.{i}.weight"]), jnp.asarray(arrays[f"network.{i}.bias"]))
-                for i in range(len(self.content["hidden"]) + 1)
+                for i in range(self.content["layers"])
             )
-            scales = {name: jnp.asarray(arrays[name]) for name in ARRAYS}
-        except (KeyError, TypeError) as error:
+            networks = Networks(layers, jnp.asarray(arrays["network.linear"]))
+            gains = {field.name: jnp.asarray(arrays[f"observation.{field.name}"]) for field in fields(Observation)}
+            scales = {name: jnp.asarray(arrays[name]) for name in SCALES}
+        except KeyError as error:
             raise UserError(f"{file} does not fit its {DESCRIPTION}: {error} is missing.") from None
         return LearnedPlant(
-            layers=layers,
+            networks=networks,
+            observation=Observation(**gains),
             **scales,
             spec=self.spec,
             command_history=self.content["command_history"],
-            measurement_history=self.content["measurement_history"],
+            free=tuple(self.content["free"]),
+            observed_steps=self.content["observed_steps"],
+            beyond=self.content["beyond"],
         )
+
+
+def _writer(content: Mapping[str, Any]) -> str:
+    provenance = content.get("provenance")
+    packages = provenance.get("packages") if isinstance(provenance, dict) else None
+    version = packages.get("firsthand") if isinstance(packages, dict) else None
+    return f"firsthand {version}" if isinstance(version, str) else "another version of firsthand"
+
+
+@eqx.filter_jit
+def _doubt_along(plant: LearnedPlant, measured, commands):
+    """The ensemble's disagreement in every step of trajectories that begin at rest or nearly so."""
+
+    def one(measured, commands):
+        start = plant.reset(measured[0, jnp.asarray(plant.spec.layout.position)])
+        return plant.observe(start, measured[1:], commands)[1]
+
+    return jax.vmap(one)(measured, commands)
+
+
+class LearnedRobot(SimulatedRobot):
+    """A learned simulator as a robot, which knows where it is only guessing."""
+
+    is_learned = True
+
+    def __init__(
+        self, plant: LearnedPlant, task: Task, *, sensors: Sensors | None = None, seed: int = 0, name: str = ""
+    ) -> None:
+        super().__init__(sense(plant, sensors), task, seed=seed)
+        self.networks, self.name = plant, name
+        self.doubt: np.ndarray | None = None
+        """The ensemble's disagreement in every step of the last episode, over what is usual in the log."""
+
+    def run_episode(self, policy: Policy | Controller, goals: Any, excitation: Any = None) -> EpisodeRecord:
+        """As any simulation; also finds where the ensemble disagrees."""
+        record = super().run_episode(policy, goals, excitation)
+        self.doubt = np.asarray(_doubt_along(self.networks, record.best_known, record.commands))
+        return record
+
+    def notes(self) -> list[str]:
+        """How much of the last episode lies where the log says little."""
+        if self.doubt is None or (share := float(np.mean(self.doubt > 1.0))) < NOTED_SHARE:
+            return []
+        done = {"ignore": "", "slow": "; it moves slowly there", "stop": "; it stops there"}[self.networks.beyond]
+        return [
+            f"In {100 * share:.0f} % of the last episode's steps the simulator's networks disagree more than in 99 % "
+            f"of its log, which says little about them{done}."
+        ]
+
+
+NOTED_SHARE = 0.05
+"""Share of steps with unusual disagreement from which on the user is told."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +190,8 @@ class SimulatorSource(RobotSource):
     def make_task(self) -> Task:
         """The task of the robot that was logged: goals, cost and evaluation come from there."""
         stored = self.stored
+        if (logged := stored.content.get("logged_robot")) is not None:
+            return logged_robot_of(logged, str(stored.path / DESCRIPTION)).make_task()
         try:
             task = self.find_source(stored.robot).make_task()
         except UserError as error:
@@ -118,12 +205,12 @@ class SimulatorSource(RobotSource):
             )
         return task
 
-    def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> SimulatedRobot:
+    def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> LearnedRobot:
         """The simulator, standing at home. It can carry nothing that was not in its log."""
         if payload_kg:
             raise UserError(
                 f"payload is {payload_kg} kg, but the learned simulator {self.stored.path} cannot carry any."
             )
-        robot = SimulatedRobot(self.stored.plant(), task, seed=seed)
-        robot.is_learned, robot.angles = True, self.stored.described.angles
+        robot = LearnedRobot(self.stored.plant(), task, seed=seed, name=str(self.stored.path))
+        robot.angles = self.stored.described.angles
         return robot

@@ -48,6 +48,8 @@ def absolute_name(name: str) -> str:
     if is_address(name):
         robot, _, address = full_name(name).rpartition("@")
         return f"{absolute_name(robot)}@{address}"
+    if name.endswith(".toml"):
+        return str(_absolute(name))
     if not is_robot_file(name):
         return name
     path, attribute = split(name)

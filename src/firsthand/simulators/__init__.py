@@ -2,6 +2,7 @@
 
 from .accuracy import Accuracy as Accuracy
 from .accuracy import open_loop as open_loop
+from .arx import fit_linear as fit_linear
 from .fit import FitSettings as FitSettings
 from .fit import fit as fit
 from .record import record as record

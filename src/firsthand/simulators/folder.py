@@ -10,7 +10,8 @@ from typing import Any
 from ..errors import UserError
 from ..plants.learned import LearnedPlant
 from ..robots.description import ROBOT_DESCRIPTION, RobotDescription
-from ..robots.stored_simulator import ARRAYS, DESCRIPTION, FORMAT, WEIGHTS
+from ..robots.logged_robot import LoggedRobot
+from ..robots.stored_simulator import DESCRIPTION, FORMAT, WEIGHTS, plant_arrays
 from ..robots.user_file import simulator_file
 from ..runs import atomic, packed, provenance
 from .accuracy import Accuracy
@@ -40,14 +41,16 @@ def save(
     description: RobotDescription,
     data: Sequence[Mapping[str, Any]],
     settings: FitSettings,
-    accuracy: Sequence[Accuracy],
+    accuracy: Mapping[str, Sequence[Accuracy]],
+    logged_robot: LoggedRobot | None = None,
 ) -> None:
-    """Write a simulator to a new folder; the description last, because it is what makes the folder a simulator."""
+    """Write a simulator to a new folder; the description last, because it is what makes the folder a simulator.
+
+    `accuracy` has an entry `held out`, and one per log that was only judged. `logged_robot` goes into the folder for a
+    robot that is known by its description only.
+    """
     check_free(path)
-    arrays = {name: getattr(plant, name) for name in ARRAYS}
-    for i, (weight, bias) in enumerate(plant.layers):
-        arrays[f"network.{i}.weight"], arrays[f"network.{i}.bias"] = weight, bias
-    weights = packed.pack(arrays, {})
+    weights = packed.pack(plant_arrays(plant), {})
     atomic.make_folder(path)
     atomic.remove_temporary_files(path)
     atomic.write_bytes(path / WEIGHTS, weights)
@@ -55,13 +58,16 @@ def save(
         "format": FORMAT,
         "robot": robot,
         ROBOT_DESCRIPTION: description.as_dict(),
-        "hidden": [len(bias) for _, bias in plant.layers[:-1]],
+        "logged_robot": None if logged_robot is None else logged_robot.as_dict(),
+        "layers": len(plant.networks.layers),
         "command_history": plant.command_history,
-        "measurement_history": plant.measurement_history,
+        "observed_steps": plant.observed_steps,
+        "free": list(plant.free),
+        "beyond": plant.beyond,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "settings": asdict(settings),
         "data": list(data),
-        "accuracy": [one.as_dict() for one in accuracy],
+        "accuracy": {kind: [one.as_dict() for one in judged] for kind, judged in accuracy.items()},
         "provenance": provenance.collect(),
     }
     atomic.write_json(path / DESCRIPTION, content)

@@ -1,0 +1,149 @@
+"""Logs whose rows hold vectors, one entry per joint: `.npz` arrays, and CSV cells such as `[0.1 -0.2 0.3 0.4]`.
+
+This is the form of the public log of a real excavator (ZiqingZou/EfficientTrack, folder real_excavator_data). Which
+column holds what is part of the robot's description: see `robots.logged_robot.VectorColumns`.
+"""
+
+import csv
+import hashlib
+import io
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+
+from ..errors import UserError
+from ..robots.logged_robot import VectorColumns
+from ..runs import atomic
+from .base import Log
+from .timed import on_the_period
+
+CYCLE = "cycle"
+"""Optional array of an `.npz`: rows with one number belong together, and time begins anew with the next."""
+
+
+def read_npz(path: Path, spec: ControlSpec, columns: VectorColumns = VectorColumns()) -> Log:  # noqa: B008 (frozen)
+    """The log in a numpy archive; nothing in it is unpickled."""
+    arrays, digest = load_arrays(path)
+    _check_velocity(path, list(arrays), spec, columns)
+    names = _wanted(spec, columns)
+    table = {name: _column(path, arrays, name, width) for name, width in names.items()}
+    rows = {len(values) for values in table.values()}
+    if len(rows) > 1:
+        raise UserError(f"{path} has arrays of different lengths ({', '.join(map(str, sorted(rows)))} rows).")
+    cycle = np.asarray(arrays[CYCLE]) if CYCLE in arrays else np.zeros(rows.pop(), int)
+    ends = np.flatnonzero(np.diff(cycle) != 0) + 1
+    parts = [_log(path, digest, spec, columns, {n: v[p] for n, v in table.items()}) for p in _slices(ends, len(cycle))]
+    return join(str(path), digest, parts)
+
+
+def read_vector_csv(path: Path, spec: ControlSpec, columns: VectorColumns) -> Log:
+    """The log in a CSV file whose cells are vectors in brackets."""
+    content = _bytes(path)
+    digest = hashlib.sha256(content).hexdigest()
+    try:
+        rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is not a CSV file: {error}.") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    _check_velocity(path, header, spec, columns)
+    table = {}
+    for name, width in _wanted(spec, columns).items():
+        if name not in header:
+            raise _missing(path, name, header)
+        at = header.index(name)
+        table[name] = np.asarray([_cell(row[at] if at < len(row) else "", width) for row in rows[1:] if row])
+    return _log(path, digest, spec, columns, table)
+
+
+def is_vector_csv(path: Path, columns: VectorColumns | None) -> bool:
+    """Whether a CSV file has the columns of a log of vectors."""
+    if columns is None:
+        return False
+    header = [name.strip() for name in _bytes(path).split(b"\n", 1)[0].decode("utf-8", "replace").split(",")]
+    return columns.position in header and columns.command in header
+
+
+def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    """The arrays of an `.npz` file, and its SHA-256."""
+    content = _bytes(path)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise UserError(f"{path} is damaged or not a numpy archive: {error}.") from None
+    return arrays, hashlib.sha256(content).hexdigest()
+
+
+def join(path: str, sha256: str, logs: list[Log]) -> Log:
+    """Several logs of one robot as one."""
+    refused: Counter[str] = Counter()
+    for log in logs:
+        refused.update(log.refused)
+    notes = sorted({log.note for log in logs if log.note})
+    note = "; ".join(notes[:3]) + ("; …" if len(notes) > 3 else "")
+    series = tuple(series for log in logs for series in log.series)
+    return Log(path, sha256, series, sum(log.rows for log in logs), refused, note)
+
+
+def _log(path: Path, digest: str, spec: ControlSpec, columns: VectorColumns, table: dict[str, np.ndarray]) -> Log:
+    measured = [table[columns.position]] + ([table[columns.velocity]] if spec.layout.velocity else [])
+    commands = table[columns.command] / columns.command_unit
+    return on_the_period(
+        spec, str(path), digest, table[columns.time][:, 0], np.concatenate(measured, axis=1), commands, ""
+    )
+
+
+def _wanted(spec: ControlSpec, columns: VectorColumns) -> dict[str, int]:
+    layout = spec.layout
+    wanted = {columns.time: 1, columns.position: len(layout.position), columns.command: layout.num_commands}
+    return wanted | ({columns.velocity: len(layout.velocity)} if layout.velocity else {})
+
+
+def _check_velocity(path: Path, there: list[str], spec: ControlSpec, columns: VectorColumns) -> None:
+    if spec.layout.velocity and columns.velocity not in there and columns.position in there:
+        raise UserError(
+            f"{path} has no velocities (column {columns.velocity!r}), but {spec.robot} measures them; without them, set "
+            "velocities = false in the robot's description."
+        )
+
+
+def _column(path: Path, arrays: dict[str, np.ndarray], name: str, width: int) -> np.ndarray:
+    if name not in arrays:
+        raise _missing(path, name, list(arrays))
+    try:
+        values = np.asarray(arrays[name], float)
+    except ValueError:
+        raise UserError(f"{path}: {name} does not hold numbers.") from None
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or values.shape[1] != width:
+        raise UserError(f"{path}: {name} has the shape {values.shape}, but must have {width} columns.")
+    return values
+
+
+def _missing(path: Path, name: str, there: list[str]) -> UserError:
+    return UserError(f"{path} has no column {name!r}; it has {', '.join(there) or 'none'}.")
+
+
+def _cell(text: str, width: int) -> np.ndarray:
+    """`[a b c]` or a plain number; NaN where it is something else, so that the row is refused."""
+    try:
+        values = np.asarray([float(part) for part in text.strip().strip("[]").replace(",", " ").split()])
+    except ValueError:
+        values = np.zeros(0)
+    return values if len(values) == width else np.full(width, np.nan)
+
+
+def _slices(ends: np.ndarray, rows: int) -> list[slice]:
+    edges = [0, *ends.tolist(), rows]
+    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if b - a > 1]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error

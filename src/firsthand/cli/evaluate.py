@@ -2,7 +2,7 @@
 
 import json
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,8 @@ class Evaluate:
     """Speed along the references in m/s, or in the task's own unit; by default the task's (0.5 for the excavator)."""
     robot: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
     """The robot, where the run's own has moved; or another one of the same control specification."""
+    cycles: Annotated[Path | None, arg(metavar="LOG", help_behavior_hint="")] = None
+    """Follow the work cycles of this .npz log (its array `reference`) instead of the task's references."""
     authority: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """For a robot across the network: share of the command range; by default what the run's last episode used."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -52,10 +54,15 @@ class Evaluate:
         policy = self._policy(run)
         found = run.find_robot() if self.robot is None else find_robot(self.robot, approve=True)
         check_speed(self.speed, found.task)
+        if self.cycles is not None:
+            from ..logs import read_cycles
+
+            logged = read_cycles(self.cycles, found.task.spec)
+            found = replace(found, task=replace(found.task, evaluation=lambda speed: logged))
         with closing(run.make_robot(found)) as robot:
             set_authority(robot, self.authority)
             oracle = find_oracle(robot, compute=self.oracle, speed=self.speed)
-            own_robot = short_name(found.name) == short_name(run.config.robot)
+            own_robot = short_name(found.name) == short_name(run.config.robot) and self.cycles is None
             if own_robot and self.speed is None and self.episode is None and not self.newest:
                 _, result = evaluate_kept(run, robot, oracle)
             else:

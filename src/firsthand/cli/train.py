@@ -25,8 +25,8 @@ class Train:
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
     """The robot: excavator, excavator-realistic (excavator-realistic:no-friction,no-swing leaves effects out),
-    excavator-pressure, soft-arm, my_robot.py:task (a robot in a file of yours), the folder of a learned simulator,
-    or tcp/host:port."""
+    excavator-pressure, real-excavator, soft-arm, my_robot.py:task (a robot in a file of yours), the folder of a
+    learned simulator, or tcp/host:port."""
     preset: _Text = None
     """fast (several policy steps per episode, the default), paper (the paper's algorithm with judged steps) or
     paper-exact (nothing judged)."""

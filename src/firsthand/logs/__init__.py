@@ -5,3 +5,4 @@ from .base import Series as Series
 from .base import Transitions as Transitions
 from .read import check_columns as check_columns
 from .read import read_log as read_log
+from .vectors import read_cycles as read_cycles

@@ -7,6 +7,7 @@ column holds what is part of the robot's description: see `robots.logged_robot.V
 import csv
 import hashlib
 import io
+import itertools
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,7 @@ from firsthand_onboard import ControlSpec
 from ..errors import UserError
 from ..robots.logged_robot import VectorColumns
 from ..runs import atomic
+from ..tasks.base import EvaluationReference
 from .base import Log
 from .timed import on_the_period
 
@@ -57,6 +59,17 @@ def read_vector_csv(path: Path, spec: ControlSpec, columns: VectorColumns) -> Lo
         at = header.index(name)
         table[name] = np.asarray([_cell(row[at] if at < len(row) else "", width) for row in rows[1:] if row])
     return _log(path, digest, spec, columns, table)
+
+
+def read_cycles(path: Path, spec: ControlSpec) -> tuple[EvaluationReference, ...]:
+    """What was wanted in each work cycle of an `.npz` log (array `reference`), as references that start at rest."""
+    arrays, _ = load_arrays(path)
+    points = _column(path, arrays, "reference", spec.num_outputs)
+    cycle = np.asarray(arrays[CYCLE]) if CYCLE in arrays else np.zeros(len(points), int)
+    parts = [points[part] for part in _slices(np.flatnonzero(np.diff(cycle) != 0) + 1, len(points))]
+    if len(spec.layout.position) != spec.num_outputs or not parts:
+        raise UserError(f"{path} has no cycles that {spec.robot} could follow: positions are not what it tracks.")
+    return tuple(EvaluationReference(f"cycle {i + 1}", part, part[0]) for i, part in enumerate(parts))
 
 
 def is_vector_csv(path: Path, columns: VectorColumns | None) -> bool:
@@ -106,8 +119,8 @@ def _wanted(spec: ControlSpec, columns: VectorColumns) -> dict[str, int]:
 def _check_velocity(path: Path, there: list[str], spec: ControlSpec, columns: VectorColumns) -> None:
     if spec.layout.velocity and columns.velocity not in there and columns.position in there:
         raise UserError(
-            f"{path} has no velocities (column {columns.velocity!r}), but {spec.robot} measures them; without them, set "
-            "velocities = false in the robot's description."
+            f"{path} has no velocities (column {columns.velocity!r}), but {spec.robot} measures them; without them, "
+            "set velocities = false in the robot's description."
         )
 
 
@@ -139,7 +152,7 @@ def _cell(text: str, width: int) -> np.ndarray:
 
 def _slices(ends: np.ndarray, rows: int) -> list[slice]:
     edges = [0, *ends.tolist(), rows]
-    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if b - a > 1]
+    return [slice(a, b) for a, b in itertools.pairwise(edges) if b - a > 1]
 
 
 def _bytes(path: Path) -> bytes:

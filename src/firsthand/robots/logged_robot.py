@@ -162,7 +162,7 @@ class LoggedRobot(RobotSource):
                 ),
                 limits=Limits(self.command_low, self.command_high, self.position_low, self.position_high),
                 reference=ReferenceSpec(
-                    space="position",
+                    space="output",
                     steps=round(self.trajectory_s / period),
                     rate_low=tuple(-v for v in speed),
                     rate_high=tuple(speed),
@@ -255,7 +255,7 @@ def _checked(where: str, name: str, value: Any) -> Any:
             refuse("a table of column names")
         if not _is_number(unit) or not unit > 0:
             refuse("a table whose command_unit is a positive number")
-        return VectorColumns(**value)
+        return VectorColumns(**{**value, "command_unit": float(unit)})
     return float(value) if _is_number(value) else refuse("a number")
 
 

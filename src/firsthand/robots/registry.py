@@ -72,9 +72,12 @@ class LearnedBuiltIn(BuiltIn):
 
     def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> SimulatedRobot:
         """The simulator, standing at home. It can carry nothing that was not in its log."""
+        from ..plants.learned import LearnedPlant
         from .stored_simulator import LearnedRobot
 
-        return LearnedRobot(self.plant(payload_kg), task, sensors=self.sensors()[self.chosen], seed=seed)
+        plant = self.plant(payload_kg)
+        assert isinstance(plant, LearnedPlant)
+        return LearnedRobot(plant, task, sensors=self.sensors()[self.chosen], seed=seed)
 
 
 def _excavator(payload_kg: float) -> AbstractPlant:

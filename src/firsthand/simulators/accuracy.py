@@ -101,7 +101,7 @@ def open_loop(
         truth, first = windows.measured[starts + steps], windows.measured[starts]
         predicted, doubts = (np.asarray(a) for a in _last(plant, measured, commands, jnp.asarray(starts), steps))
         still, moving = _baselines(spec, first, windows.measured[starts - 1], steps)
-        errors = [_errors(spec, guess, truth) for guess in (predicted, moving, still)]
+        ours, constant, resting = (_errors(spec, guess, truth) for guess in (predicted, moving, still))
         straight = None
         if linear is not None:
             at, rates = linear.predict(windows.measured, windows.commands, starts, steps)
@@ -113,7 +113,17 @@ def open_loop(
             straight = _errors(spec, guess, truth)
         names = (*spec.layout.measured, "positions", "tracked output")
         found.append(
-            Accuracy(steps * spec.period_s, steps, int(starts.size), names, *errors, straight, float(doubts.mean()))
+            Accuracy(
+                seconds=steps * spec.period_s,
+                steps=steps,
+                windows=int(starts.size),
+                names=names,
+                simulator=ours,
+                constant_velocity=constant,
+                standing_still=resting,
+                linear=straight,
+                doubt=float(doubts.mean()),
+            )
         )
     return found
 
@@ -135,6 +145,6 @@ def _baselines(spec: ControlSpec, first: np.ndarray, before: np.ndarray, steps: 
 def _errors(spec: ControlSpec, guess: np.ndarray, truth: np.ndarray) -> tuple[float, ...]:
     squares = np.mean((guess - truth).astype(float) ** 2, axis=0)
     together = np.sqrt(np.mean(squares[list(spec.layout.position)]))
-    ours, theirs = (np.asarray(tracked_output(spec, a.astype(float))) for a in (guess, truth))
-    output = np.sqrt(np.mean(np.sum((ours - theirs) ** 2, axis=-1)))
+    found, wanted = (np.asarray(tracked_output(spec, a.astype(float))) for a in (guess, truth))
+    output = np.sqrt(np.mean(np.sum((found - wanted) ** 2, axis=-1)))
     return (*np.sqrt(squares).tolist(), float(together), float(output))

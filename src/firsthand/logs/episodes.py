@@ -15,7 +15,7 @@ from firsthand_onboard.signals import OUT_OF_RANGE, SPIKE, STUCK, find_row_fault
 from ..errors import UserError
 from ..robots.base import EpisodeRecord
 from ..robots.description import RobotDescription, spec_difference
-from ..runs import RunFolder
+from ..runs import RunFolder, atomic
 from .base import Log, Series
 
 SAME_QUANTITIES = ("period_s", "layout.measured", "layout.commands", "layout.position", "layout.velocity")
@@ -49,7 +49,9 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
     rows = 0
     for episode in folder.episodes():
         arrays, _ = folder.load_episode(episode)
-        record = EpisodeRecord.from_arrays(arrays)
+        with atomic.using(f"episode {episode} of {path}"):
+            record = EpisodeRecord.from_arrays(arrays)
+            record.check(own)
         for name, array in sorted(record.arrays().items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
         rows += record.valid.size

@@ -103,6 +103,8 @@ class EpisodeRecord:
             wanted = expected.get(name, array.shape)
             if array.shape != wanted:
                 raise ValueError(f"{name} has the shape {array.shape}, but must have {wanted}")
+            if array.dtype.kind not in "fiub":
+                raise ValueError(f"{name} has the type {array.dtype}, but must hold real numbers")
 
     @staticmethod
     def complete(

@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from io import BufferedReader
@@ -28,6 +29,35 @@ from firsthand.errors import UserError
 from firsthand.runs import checks
 
 MAX_EPISODE = 10**9
+NUMBERS = frozenset(
+    [
+        "robot_time_s",
+        "tracking_error",
+        "measured_tracking_error",
+        "rms_error",
+        "max_error",
+        "controller_loss",
+        "model_loss",
+        "gradient_norm",
+        "step_norm",
+        "update_time_s",
+        "prediction_error",
+        "closed_loop_growth",
+        "innovation_size",
+        "innovation_correlation",
+        "one_step_error_ratio",
+        "forecast_error_ratio",
+        "steps_taken",
+        "refused_updates",
+        "limit_hits",
+        "valid_share",
+        "authority",
+        "velocity_delay",
+        "command_change",
+        "chatter",
+    ]
+)
+"""Fields of metrics.jsonl that are a number or null, whoever wrote them."""
 Nonfinite = Literal["null", "text", "keep"]
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -270,6 +300,25 @@ def _number(value: float, nonfinite: Nonfinite) -> float | str | None:
     return str(value) if nonfinite == "text" else None
 
 
+def _is_number(value: Any) -> bool:
+    """Whether a field of metrics.jsonl is null or a number that fits into a float."""
+    if value is None or isinstance(value, bool):
+        return True
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
+@contextlib.contextmanager
+def using(where: str) -> Iterator[None]:
+    """While using what a file holds: one sentence where something is missing in it or not as it should be."""
+    try:
+        yield
+    except KeyError as error:
+        raise UserError(f"{where} is damaged: {error} is missing.") from None
+    except (TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise UserError(f"{where} is damaged: {text.removesuffix('.')}.") from None
+
+
 class MetricsFile:
     """`metrics.jsonl`: one JSON object per line and episode, appended.
 
@@ -333,6 +382,8 @@ class MetricsFile:
                 metrics = checks.read_line(line)
                 episode = metrics.get("episode")
                 valid = isinstance(episode, int) and not isinstance(episode, bool) and 0 <= episode < MAX_EPISODE
+                valid &= all(_is_number(metrics[name]) for name in NUMBERS & set(metrics))
+                valid &= all(_is_number(value) for value in metrics.values() if isinstance(value, int))
             except ValueError:
                 metrics, valid = {}, False
             if not valid:

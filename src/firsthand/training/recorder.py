@@ -12,7 +12,7 @@ from firsthand_onboard import ControlSpec
 from ..errors import UserError
 from ..models import Controller
 from ..robots import EpisodeRecord
-from ..runs import RunFolder
+from ..runs import RunFolder, atomic
 from ..runs.pytrees import from_arrays, to_arrays
 from .parts import AbstractRecorder, Checkpoint, EpisodeSummary, KeptPolicy, Resumed
 
@@ -131,7 +131,9 @@ class FolderRecorder(AbstractRecorder):
 
     def load_policy(self, episode: int, spec: ControlSpec) -> Controller:
         """The policy that ran an episode."""
-        return Controller.from_arrays(spec, self.run.load_episode(episode)[0])
+        arrays = self.run.load_episode(episode)[0]
+        with atomic.using(f"episode {episode} of {self.run.path}"):
+            return Controller.from_arrays(spec, arrays)
 
     def load_record(self, episode: int) -> EpisodeRecord:
         """What the robot did in an episode."""
@@ -145,7 +147,8 @@ class FolderRecorder(AbstractRecorder):
             restored = from_arrays(_stored(template), found.arrays)
             chosen_on = str(found.info.get("operators_policy", ""))
             checkpoint = Checkpoint(restored["learner"], restored["robot"], chosen_on)
-            episode, best_error, notes = found.episode, float(found.info["best_error"]), list(found.notes)
+            with atomic.using(f"the checkpoint of episode {found.episode} of {self.run.path}"):
+                episode, best_error, notes = found.episode, float(found.info["best_error"]), list(found.notes)
         self.run.rewind(episode)
         self._resume_kept(episode, best_error, template.learner.policy.spec)
         return Resumed(episode, checkpoint, self._records(episode), notes)
@@ -156,17 +159,22 @@ class FolderRecorder(AbstractRecorder):
     def _resume_kept(self, episode: int, best_error: float, spec: ControlSpec) -> None:
         """Where the kept policy is one of an episode that is done again, or gone, keep the best of those before."""
         rows = self.run.read_metrics()
-        errors = [
-            math.nan if row["measured_tracking_error"] is None else row["measured_tracking_error"] for row in rows
-        ]
+        with atomic.using(f"metrics.jsonl of {self.run.path}"):
+            errors = [
+                math.nan if row["measured_tracking_error"] is None else row["measured_tracking_error"] for row in rows
+            ]
         with contextlib.suppress(UserError):  # damaged
             best = self.run.load_best()
-            if best is not None and best[1]["episode"] <= episode:
-                policy = Controller.from_arrays(spec, best[0])
-                kept = KeptPolicy(policy, best[1]["episode"], best[1]["tracking_error"], best_error)
+            with atomic.using(f"best.safetensors of {self.run.path}"):
+                number = 0 if best is None else int(best[1]["episode"])
+            if best is not None and number <= episode:
+                with atomic.using(f"best.safetensors of {self.run.path}"):
+                    policy = Controller.from_arrays(spec, best[0])
+                    kept = KeptPolicy(policy, number, float(best[1]["tracking_error"]), best_error)
                 self._keeper = PolicyKeeper(kept, errors)
                 return
-        proven = proofs(errors, [row["valid_share"] for row in rows])
+        with atomic.using(f"metrics.jsonl of {self.run.path}"):
+            proven = proofs(errors, [row["valid_share"] for row in rows])
         if not np.isfinite(proven).any():
             self.run.drop_best()
             self._keeper = PolicyKeeper(None, errors)

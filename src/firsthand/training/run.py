@@ -22,7 +22,7 @@ from ..robots.description import RobotDescription, spec_difference
 from ..robots.earned import is_earned
 from ..robots.registry import NamedRobot, find_robot
 from ..robots.user_file import robot_file_notes
-from ..runs import RunFolder
+from ..runs import RunFolder, atomic
 from ..tasks.base import EvaluationReference
 from .config import TrainingConfig
 
@@ -98,7 +98,8 @@ class Run:
     def kept_episode(self) -> int | None:
         """The episode that the kept policy ran; None while there is none."""
         best = self.folder.load_best()
-        return None if best is None else int(best[1]["episode"])
+        with self._reading("best.safetensors"):
+            return None if best is None else int(best[1]["episode"])
 
     def newest_policy(self) -> Controller:
         """The result of the last update, which has not run on the robot yet."""
@@ -224,17 +225,21 @@ class Run:
                 for name, shape in ((f"policy.{i}.weight", (after, width)), (f"policy.{i}.bias", (after,))):
                     if arrays[name].shape != shape:
                         raise ValueError(f"{name} has the shape {arrays[name].shape}, but must have {shape}")
+            check_policy_types(arrays)
             return Controller.from_arrays(spec, arrays)
 
     @contextlib.contextmanager
     def _reading(self, where: str) -> Iterator[None]:
         """One sentence where a file's content does not fit the robot."""
-        try:
+        with atomic.using(f"{where} of {self.path}"):
             yield
-        except KeyError as error:
-            raise UserError(f"{where} of {self.path} is damaged: {error} is missing.") from None
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{where} of {self.path} is damaged: {error}.") from None
+
+
+def check_policy_types(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise `ValueError` where a policy or an observer is not made of real numbers."""
+    for name, array in arrays.items():
+        if name.startswith(("policy.", "observer.")) and array.dtype.kind not in "fiub":
+            raise ValueError(f"{name} has the type {array.dtype}, but must hold real numbers")
 
 
 def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:

@@ -20,7 +20,7 @@ from .learning import Setup, records_from_arrays
 
 FIRST_SWITCH = {"full": 20, "quick": 20, "tiny": 4}
 EPISODES = {"full": 180, "quick": 50, "tiny": 16}
-COUNTED_FROM = {"full": 100, "quick": 30, "tiny": 4}
+COUNTED_FROM = {"full": 100, "quick": 20, "tiny": 4}
 """Switches count from here on: the paper speaks of what it sees after the first 100 episodes."""
 RECOVERED = 1.2
 """Recovered is an error of at most this many times the mean of the three episodes before the switch."""
@@ -206,15 +206,25 @@ def _text(heavier: Response, lighter: Response, loads: Mapping[str, float], seed
         ),
     }.get(verdict, "This size is too small to tell.")
     names = ", ".join(f"{name} {kg:g}" for name, kg in loads.items())
+    felt = _felt(heavier, lighter)
     return (
-        f"Payloads ({names} kg) were switched every 5 to 10 episodes without a word to the learner ({seeds} seeds). "
+        f"Payloads ({names} kg) were switched every 5 to 10 episodes without a word to the learner ({seeds} "
+        f"{'seed' if seeds == 1 else 'seeds'}). {felt} {holds}"
+    )
+
+
+def _felt(heavier: Response, lighter: Response) -> str:
+    """What switches of both kinds do, as far as there are any."""
+    up = (
         f"Over {heavier.switches} switches to a heavier load the first episode has {heavier.factor:.2f} times the "
         "error of the three before it (median; the paper: it doubles), the error is back within "
         f"{100 * (RECOVERED - 1):.0f} % after {heavier.longest} episodes (median; 0 means that it was never outside), "
         f"{100 * heavier.within:.0f} % of them are recovered from within five, and five episodes later the error is "
-        f"{heavier.level:.2f} times what it was. Over {lighter.switches} switches to a lighter load the first episode "
-        f"has {lighter.factor:.2f} times the error. {holds}"
+        f"{heavier.level:.2f} times what it was."
     )
+    down = f"Over {lighter.switches} switches to a lighter load the first episode has {lighter.factor:.2f} times the error."
+    shown = [text for text, response in ((up, heavier), (down, lighter)) if response.switches]
+    return " ".join(shown) or "No switch comes late enough to count."
 
 
 @styled

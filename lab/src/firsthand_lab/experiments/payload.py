@@ -222,7 +222,10 @@ def _felt(heavier: Response, lighter: Response) -> str:
         f"{100 * heavier.within:.0f} % of them are recovered from within five, and five episodes later the error is "
         f"{heavier.level:.2f} times what it was."
     )
-    down = f"Over {lighter.switches} switches to a lighter load the first episode has {lighter.factor:.2f} times the error."
+    down = (
+        f"Over {lighter.switches} switches to a lighter load the first episode has "
+        f"{lighter.factor:.2f} times the error."
+    )
     shown = [text for text, response in ((up, heavier), (down, lighter)) if response.switches]
     return " ".join(shown) or "No switch comes late enough to count."
 

@@ -75,7 +75,7 @@ class Actuator:
 
     def run(self, period_s: float, start: float) -> Iterator[tuple[float, float]]:
         """A generator that is sent commands and gives positions and speeds."""
-        parts = 40
+        parts = max(round(period_s / 0.001), 10)
         dt = period_s / parts
         waiting = deque([0.0] * round(self.dead_s / dt))
         position, speed, change = start, 0.0, 0.0

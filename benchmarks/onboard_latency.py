@@ -44,11 +44,13 @@ def steps(seconds: float) -> dict[str, float]:
     arrays = random_policy(SPEC)
     policy = NumpyPolicy(SPEC, [(arrays[f"policy.{i}.weight"], arrays[f"policy.{i}.bias"]) for i in range(3)])
     directions = ((0, -1), (1, 1), (2, 1), (3, 1))
-    limits = GateLimits.of(SPEC, directions=directions, box_low=(2.0, -1.0), box_high=(8.0, 6.0), tracking_error=20.0)
+    stopping = {"lag_s": 0.25, "dead_time_s": 0.08, "speed": 5.0}
+    box = {"box_low": (2.0, -1.0), "box_high": (8.0, 6.0), "tracking_error": 20.0}
+    limits = GateLimits.of(SPEC, None, directions, stopping, **box)
     gate = Gate(SPEC, limits)
     rng = np.random.default_rng(0)
     state = np.zeros(SPEC.layout.size, np.float32)
-    measured = np.asarray([-0.85, 1.2, 0.6, 0.8, 0, 0, 0, 0], np.float32)
+    rest = measured = np.asarray([-0.85, 1.2, 0.6, 0.8, 0, 0, 0, 0], np.float32)
     state[:8] = state[8:16] = state[16:24] = measured
     preview = rng.uniform(3, 6, (1 + len(SPEC.preview), 2)).astype(np.float32)
     work, observed, alone, observing = [], [], [], []
@@ -57,9 +59,11 @@ def steps(seconds: float) -> dict[str, float]:
     with no_garbage_collection():
         for _ in track(range(round(seconds / SPEC.period_s)), "at 25 Hz"):
             time.sleep(SPEC.period_s)
+            measured = (rest + 1e-3 * rng.standard_normal(8)).astype(np.float32)  # a frozen sensor would be a fault
             began = time.perf_counter()
             gated = gate(gate_state, policy(state, preview), measured, reference=preview[0])
             work.append(time.perf_counter() - began)
+            assert not gated.fault, gated.fault
             gate_state = gated.state
             began = time.perf_counter()
             observer.observe(gated.command, measured)

@@ -83,6 +83,8 @@ class Executor:
         self.work_s = np.zeros(4096)
         """How long the last steps took (observer, policy and gate), as a ring."""
         self.steps = 0
+        self._holding = False
+        """Whether the gate's state is that of a machine that holds."""
         self._live: NumpyObserver | None = None
         """The observer that has followed the machine without a gap; None where an estimate must begin anew."""
         machine.neutral()
@@ -137,14 +139,21 @@ class Executor:
 
     def _guard(self) -> np.ndarray:
         """What the gate makes of neutral while the machine holds; standing outside a limit is no fault here."""
+        if not self._holding:
+            self._holding, self.gate_state = True, self.gate.start(self.gate_state)
         gated = self.gate(self.gate_state, self.gate.neutral, self.newest, recovering=True)
         self.gate_state = gated.state if not gated.fault else self.gate.start(self.gate_state)
         return gated.command
 
     def come_to_rest(self) -> None:
         """The end of a motion: neutral, after braking what neutral does not stop."""
+        if self.gate.brakes:
+            self._brake()
+        self.machine.neutral()
+
+    def _brake(self) -> None:
         try:
-            for _ in range(math.ceil(MAX_BRAKING_S / self.spec.period_s) if self.gate.brakes else 0):
+            for _ in range(math.ceil(MAX_BRAKING_S / self.spec.period_s)):
                 if not np.isfinite(self.newest).all() or self.gate.is_slow(self.gate_state, self.newest):
                     break
                 command = self.gate.rest(self.gate_state, self.newest)
@@ -154,7 +163,6 @@ class Executor:
                 self.gate_state = self.gate.follow(self.gate_state, command, self.newest)
         except MachineError:
             pass  # neutral is what is left
-        self.machine.neutral()
         self.gate_state = self.gate.start(self.gate_state)
 
     def describe_outside(self) -> str:
@@ -246,7 +254,7 @@ class Executor:
         observer: NumpyObserver | None = None,
         recovering: bool = False,
     ) -> Trajectory:
-        layout, observing_s = self.spec.layout, 0.0
+        layout, observing_s, self._holding = self.spec.layout, 0.0, False
         self._start_estimate(observer)
         start = self.state if observer is None else observer.state.copy()
         restarts_before = 0 if observer is None else observer.restarts.copy()
@@ -295,6 +303,7 @@ class Executor:
         measured[valid.sum() + 1 :] = measured[valid.sum()]  # what did not happen is padded
         if ended != DONE:
             self.come_to_rest()
+            self.gate_state = self.gate.start(self.gate_state)
             self.forget_estimate()
         if reference is None:
             reference = np.zeros((steps, self.spec.num_outputs), np.float32)

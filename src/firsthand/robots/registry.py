@@ -108,7 +108,15 @@ def _within_lift(task: Task, payload_kg: float) -> Task:
     from ..plants.excavator.lifting import CanLift
     from ..tasks.excavator import within_lift
 
-    return within_lift(task, CanLift(payload_kg), payload_kg) if payload_kg else task
+    if not payload_kg:
+        return task
+    fitted = within_lift(task, CanLift(payload_kg))
+    if fitted is None:
+        lighter = (kg for kg in range(int(payload_kg // 50) * 50, 0, -50) if within_lift(task, CanLift(float(kg))))
+        raise UserError(
+            f"payload is {payload_kg:g} kg, but the machine can lift at most {next(lighter, 0)} kg where its goals are."
+        )
+    return fitted
 
 
 def _soft_arm(payload_kg: float) -> AbstractPlant:

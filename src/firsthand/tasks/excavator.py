@@ -18,7 +18,6 @@ from firsthand_onboard import (
 from firsthand_onboard.features import PEAK_OF_QUINTIC, quintic_blend
 from firsthand_onboard.kinematics import nearest_configuration, output_of_positions
 
-from ..errors import UserError
 from . import paths
 from .base import EvaluationReference, Task
 from .cost import TrackingCost
@@ -200,19 +199,14 @@ def excavator_task(
     )
 
 
-def within_lift(task: Task, can_lift: Callable[[np.ndarray], np.ndarray], payload_kg: float) -> Task:
+def within_lift(task: Task, can_lift: Callable[[np.ndarray], np.ndarray]) -> Task | None:
     """The same task where the arm can lift its load: goals stay there, and shapes come nearer as far as they must.
 
-    `UserError` where not even the nearest shapes can be followed.
+    None where it cannot lift it at home, or not even on the nearest shapes.
     """
-    if not can_lift(np.asarray(task.home)):
-        raise UserError(f"payload is {payload_kg:g} kg, but {task.name} cannot lift that where it starts.")
-    for reach_m in REACHES_M:
+    assert isinstance(task.sample_goals, ExcavatorGoals)
+    for reach_m in REACHES_M if can_lift(np.asarray(task.home)) else ():
         evaluation = ExcavatorEvaluation(task.spec.period_s, reach_m)
         if can_lift(evaluation.far_poses()).all():
-            assert isinstance(task.sample_goals, ExcavatorGoals)
             return replace(task, sample_goals=replace(task.sample_goals, can_lift=can_lift), evaluation=evaluation)
-    raise UserError(
-        f"payload is {payload_kg:g} kg, but {task.name} cannot lift that on the evaluation shapes, not even "
-        f"{REACHES_M[-1]:g} m in front of the machine."
-    )
+    return None

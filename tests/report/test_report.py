@@ -17,6 +17,7 @@ from PIL import Image
 from firsthand.cli.results import evaluate_kept, finish
 from firsthand.errors import UserError
 from firsthand.evaluation.oracle import OracleResult
+from firsthand.export import write_export
 from firsthand.plants.base import AbstractPlant
 from firsthand.plants.probes import ScalarPlant
 from firsthand.report import figures_of, write_comparison, write_report
@@ -225,6 +226,19 @@ def test_hostile_text_stays_text(page):
 def test_writing_twice_gives_the_same_bytes(page, finished):
     shutil.rmtree(finished / "report")  # the folder is made when it is missing
     assert write_report(finished).read_text("utf-8") == page
+
+
+def test_a_report_is_not_written_through_a_link(copied, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "index.html").write_text("mine")
+    for name, write in (("report", write_report), ("export", lambda run: write_export(run, "safetensors"))):
+        shutil.rmtree(copied / name, ignore_errors=True)
+        (copied / name).symlink_to(precious)
+        with pytest.raises(UserError, match=f"{name} is a link, and must be a folder of its own"):
+            write(copied)
+    assert [file.name for file in precious.iterdir()] == ["index.html"]
+    assert (precious / "index.html").read_text() == "mine"
 
 
 def test_metrics_that_are_null(copied):

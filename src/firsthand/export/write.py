@@ -68,15 +68,19 @@ def write_export(
             raise UserError(f"{run.path} has no finished episode yet.")
         files, obsolete = {f"{identifier(run.description.name)}.mcap": mcap_log(run)}, set()
     else:
-        controller, card = controller_and_card(run, episode)
+        with atomic.using(f"the policy of {run.path}"):
+            controller, card = controller_and_card(run, episode)
         if needs_observer and controller.observer is None:
             raise UserError(f"the policy of episode {card.episode} of {run.path} ran without an observer.")
-        files = POLICY_FORMATS[kind](controller, card)
+        with atomic.using(f"the policy of {run.path}"):
+            files = POLICY_FORMATS[kind](controller, card)
         # Of an earlier policy, which had an observer.
         obsolete = {f"{identifier(card.robot)}_observer.onnx"} - set(files) if kind == "onnx" else set()
         # A card per format: the folder may hold another episode's policy in another one.
         text = "# Model card\n\n" + "".join(f"- {line}\n" for line in card.lines())
         files[f"{identifier(card.robot)}_policy.{kind}.md"] = text.encode()
+    if out is None:
+        atomic.make_own_folder(folder)
     _write_all(folder, files, obsolete)
     return [folder / name for name in files]
 

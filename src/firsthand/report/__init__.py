@@ -24,7 +24,7 @@ def write_report(path: Path, out: Path | None = None) -> Path:
     report = gather(Path(path))
     saved = {name: save(figure) for name, figure in figures_of(report).items()}
     folder = report.run.folder.report_dir
-    atomic.make_folder(folder)
+    atomic.make_own_folder(folder)
     for name, (png, svg) in saved.items():
         atomic.write_bytes(folder / f"{name}.png", png)
         atomic.write_bytes(folder / f"{name}.svg", svg)
@@ -41,7 +41,7 @@ def write_comparison(paths: Sequence[Path], out: Path | None = None) -> Path:
         page = compare(paths, lambda done: bar.update(task, completed=done))
     if out is None:
         folder = Path(paths[0]) / "report"
-        atomic.make_folder(folder)
+        atomic.make_own_folder(folder)
         out = folder / "comparison.html"
     atomic.write_text(out, page)
     return out

@@ -32,7 +32,7 @@ class EventFiles(Callback):
         # Not the package's SummaryWriter: its thread writes later, and keeps a full disk to itself.
         from tensorboardX.event_file_writer import EventsWriter
 
-        atomic.make_folder(self.folder)
+        atomic.make_own_folder(self.folder)
         try:
             for old in self.folder.glob("events.out.tfevents.*"):
                 old.unlink()

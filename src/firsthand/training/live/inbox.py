@@ -49,7 +49,8 @@ class Inbox:
 
     def open(self) -> None:
         """Make the folder: from now on there is somebody who can be asked."""
-        atomic.make_folder(files.folder_of(self.run) / files.REQUESTS)
+        atomic.make_own_folder(files.folder_of(self.run))
+        atomic.make_own_folder(files.folder_of(self.run) / files.REQUESTS)
         self._looked = since_boot()
 
     def look(self) -> bool:

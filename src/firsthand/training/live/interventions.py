@@ -91,7 +91,7 @@ class Interventions:
             data = path.read_bytes()
         except OSError:
             raise UserError("there is no finished episode yet, so there is nothing to keep.") from None
-        atomic.make_folder(self.run / KEPT_FOLDER)
+        atomic.make_own_folder(self.run / KEPT_FOLDER)
         atomic.write_bytes(self.run / KEPT_FOLDER / path.name, data)
         return Outcome(f"the checkpoint after episode {episode} stays in {KEPT_FOLDER}/{path.name}")
 

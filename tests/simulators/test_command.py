@@ -77,12 +77,14 @@ def test_record_fit_train_evaluate(
     (tmp_path / "robot.py").write_text(ROBOT)
     robot, log = "robot.py:cart", tmp_path / "rec"
     assert call("simulator", "record", robot, "--minutes", "3", "--out", log) == 0
-    assert call("simulator", "fit", "rec", "--out", "sim", "--steps", "200", "--rollout-steps", "0") == 0
+    assert (
+        call("simulator", "fit", "rec", "--out", "sim", "--steps", "200", "--rollout-steps", "0", "--members", "1") == 0
+    )
     said = capsys.readouterr().out
-    for words in ("after", "0.1 s", "1 s", "5 s", "p ", "tracked output", "standing"):
+    for words in ("after", "0.1 s", "1 s", "5 s", "p ", "tracked output", "standing", "linear"):
         assert words in said
     description = json.loads(Path("sim/simulator.json").read_text())
-    one, second, _ = description["accuracy"]
+    one, _, second, _ = description["accuracy"]["held out"]
     assert one["simulator"]["p"] < one["standing_still"]["p"]
     assert second["steps"] == 10
     assert description["data"][0]["rows"] == 1800

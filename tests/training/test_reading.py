@@ -138,8 +138,8 @@ def test_a_strangers_folder_runs_no_code(robot, copied, tmp_path, monkeypatch, c
     monkeypatch.syspath_prepend(tmp_path)  # a name with a module in front of it is no robot either
     if robot == "{here}/got":  # a learned simulator whose robot is that file
         described = RobotDescription.of(make_task("excavator")).as_dict()
-        simulator = {"format": 1, "robot": f"{copied}/evil.py:task", ROBOT_DESCRIPTION: described}
-        simulator |= {"command_history": 1, "measurement_history": 0, "hidden": [], "weights_sha256": "0"}
+        simulator = {"format": 2, "robot": f"{copied}/evil.py:task", ROBOT_DESCRIPTION: described}
+        simulator |= {"command_history": 1, "observed_steps": 1, "layers": 1, "free": [], "beyond": "ignore"}
         (copied / "simulator.json").write_text(json.dumps(simulator))
     name = robot.format(here=tmp_path)
     description = json.loads((copied / "config.json").read_text())["config"][ROBOT_DESCRIPTION]

@@ -46,6 +46,22 @@ def test_a_mass_that_nobody_has_declared_is_braked_and_refused():
     assert "does not slow down at the neutral command: declare how it stops (`brake`)" in fault
 
 
+def test_all_masses_that_nobody_has_declared_are_braked_together():
+    spec = safety.make_spec(joints=2)
+    gate = Gate(spec, GateLimits.of(spec, directions=((0, 1), (1, -1))))
+    plants = [safety.Actuator(acceleration=a).run(0.04, 0.0) for a in (1.0, 0.7)]
+    seen, state, fault = [next(plant) for plant in plants], gate.start(), ""
+    for _ in range(500):
+        command = gate.neutral
+        if not fault:
+            measured = np.asarray([seen[0][0], -seen[1][0], seen[0][1], -seen[1][1]])
+            result = gate(state, np.ones(2), measured)
+            state, command, fault = result.state, result.command, result.fault
+        seen = [plant.send(float(c)) for plant, c in zip(plants, command, strict=True)]
+        assert max(abs(position) for position, _ in seen) <= 2.04
+    assert "declare how it stops" in fault
+
+
 def test_neutral_that_does_not_stop_needs_a_brake():
     with pytest.raises(SpecError, match="Say how it stops: brake and deceleration"):
         GateLimits.of(SPEC, directions=UP, stopping={"lag_s": None})
@@ -141,6 +157,15 @@ def test_alternating_commands_come_out_near_zero_and_are_counted():
         state = result.state
     assert state.chattered == 0
     assert result.command[0] == np.float32(0.8)
+
+
+def test_the_executor_counts_chatter():
+    machine = safety.Driven(safety.MACHINES["lag 0.1 s"])
+    limits = GateLimits.of(SPEC, directions=UP, stopping={"lag_s": 0.1})
+    executor = Executor(SPEC, machine, limits, LockStep(0.04))
+    assert executor.play(np.tile([[1.0], [-1.0]], (25, 1)).astype(np.float32)).ended == "done"
+    assert executor.chatter_steps > 40
+    assert abs(float(machine.read()[0])) < 0.2
 
 
 def run_sensors(measure, *, command: float = 1.0, steps: int = 100, velocity: bool = True, directions=UP) -> tuple:

@@ -279,21 +279,26 @@ class JointLimits:
             which = next((i for i, count in enumerate(passing) if count >= enough), -1)
             if which < 0:
                 return rooms, (-1, 0, 0), ""
-        joint, speed = self.joints[which], speeds[which]
-        slow = slow + 1 if abs(speed) <= SLOW * joint.range else 0
-        stands = (slow >= 3 and abs(speed) <= STANDING * joint.range) or slow * self._period > SETTLE_S
+        name = self.joints[which].name
+        # Whatever else has not been declared is braked with it: it may be of the same kind.
+        braked = [
+            (joint.range, speed, agility) if joint.driven and not joint.declared else None
+            for joint, speed, agility in zip(self.joints, speeds, agilities)  # noqa: B905 (Python 3.10)
+        ]
+        shares = [abs(b[1]) / b[0] if b else 0.0 for b in braked]
+        slow = slow + 1 if max(shares) <= SLOW else 0
+        stands = (slow >= 3 and max(shares) <= STANDING) or slow * self._period > SETTLE_S
         now = (which, steps + 1, slow)
         if stands or steps * self._period > MAX_BRAKING_S:
-            return (
-                rooms,
-                now,
-                f"{joint.name} does not slow down at the neutral command: declare how it stops (`brake`)",
-            )
-        # Less towards the end, so that the speed falls to zero within a few periods.
-        gentle = max(4.0 * self._period * BRAKE_SHARE * agilities[which], 0.005 * joint.range)
-        strength = BRAKE_SHARE * min(abs(speed) / gentle, 1.0)
-        closed = [(0.0, 0.0)] * len(rooms)
-        closed[which] = (strength, -strength) if speed > 0 else (-strength, strength)
+            return rooms, now, f"{name} does not slow down at the neutral command: declare how it stops (`brake`)"
+        closed = []
+        for entry in braked:
+            strength, speed = 0.0, 0.0
+            if entry is not None:  # less towards the end, so that the speed falls to zero within a few periods
+                width, speed, agility = entry
+                gentle = max(4.0 * self._period * BRAKE_SHARE * agility, 0.005 * width)
+                strength = BRAKE_SHARE * min(abs(speed) / gentle, 1.0)
+            closed.append((strength, -strength) if speed > 0 else (-strength, strength))
         return closed, now, ""
 
     def _describe_outside(self, joint: _Joint, position: float, was_inside: bool) -> str:

@@ -83,6 +83,8 @@ class Executor:
         self.work_s = np.zeros(4096)
         """How long the last steps took (observer, policy and gate), as a ring."""
         self.steps = 0
+        self.chatter_steps = 0
+        """In how many steps a command chattered."""
         self._holding = False
         """Whether the gate's state is that of a machine that holds."""
         self._live: NumpyObserver | None = None
@@ -281,6 +283,7 @@ class Executor:
                 self.work_s[self.steps % len(self.work_s)] = observing_s + time.perf_counter() - began
                 self.steps += 1
                 self.gate_state = gated.state
+                self.chatter_steps += gated.state.chattered > 0
                 if gated.fault:
                     ended, fault = gated.fault, True
                     break

@@ -100,6 +100,7 @@ class Requests:
             "taken": bool(runtime.lease.holder),
             "job": None if runtime.last is None else self._describe_job(runtime.last),
             "steps": runtime.executor.steps,
+            "chatter_steps": runtime.executor.chatter_steps,
             "overruns": clock.overruns,
             "worst_late_ms": 1000 * clock.worst_late_s,
             "leases_lost": runtime.lease.lost,

@@ -4,8 +4,12 @@
 class UserError(Exception):
     """Something the user gave is wrong; the message is one sentence that says what, and what would be right.
 
-    The command line prints the message without a traceback and exits with code 2.
+    The command line prints the message without a traceback and exits with code 2. Names in it may come from anybody's
+    file: what would break the line or control a terminal becomes a blank.
     """
+
+    def __str__(self) -> str:
+        return "".join(c if c.isprintable() else " " for c in super().__str__())
 
 
 def suggest(word: str, known: "list[str] | tuple[str, ...]") -> str:

@@ -166,8 +166,7 @@ def learn_windows(
 
     ℓ_T is robust, ℓ the paper's loss, and σ² the share of the changes' variance that one-step predictions miss, which
     gives both the same size. β rises from 0 to 1 as σ² goes from a third of `settings.model.noise_share` to all of it.
-    It and the scales of the errors are set anew `settings.model.rescalings` times, as the model gets better. Steps on
-    one-step predictions alone cost less, and there are `settings.model.one_step_factor` times as many.
+    It and the scales of the errors are set anew `settings.model.rescalings` times, as the model gets better.
     """
     model = settings.model
     weights, fixed = split_trainable(dynamics)
@@ -191,8 +190,6 @@ def learn_windows(
             loss = one_step_loss(eqx.combine(weights, fixed), *sample(buffer, model.batch, key=key))
             return (1.0 - blend) / (2.0 * missed) * loss
 
-        count = (per_round * (blend + (1.0 - blend) * model.one_step_factor)).astype(jnp.int32)
-
         def adam_step(i, carry):
             weights, optimizer, total = carry
             window_key, batch_key = jax.random.split(jax.random.fold_in(round_key, i))
@@ -206,13 +203,13 @@ def learn_windows(
             near = jax.lax.fori_loop(0, jnp.where(blend < 1, blocks, 0), accumulate, zero)
             value, gradient = jax.tree.map(jnp.add, far, near)
             updates, optimizer = adam(settings).update(gradient, optimizer, weights)
-            done = (number + i / jnp.maximum(count - 1, 1)) / model.rescalings
+            done = (number * per_round + i) / jnp.maximum(steps - 1, 1)
             updates = jax.tree.map(lambda update: rate_share(done, settings) * update, updates)
             return optax.apply_updates(weights, updates), optimizer, total + value
 
         start = (weights, optimizer, jnp.zeros(()))
-        weights, optimizer, total = jax.lax.fori_loop(0, count, adam_step, start)
-        return weights, optimizer, total / jnp.maximum(count, 1)
+        weights, optimizer, total = jax.lax.fori_loop(0, per_round, adam_step, start)
+        return weights, optimizer, total / jnp.maximum(per_round, 1)
 
     rounds = jnp.where(per_round > 0, model.rescalings, 0)
     first = (weights, optimizer, jnp.asarray(jnp.nan))

@@ -249,13 +249,6 @@ class ModelSettings(Group):
         above=0,
         maximum=1,
     )
-    one_step_factor: Number = setting(
-        2.0,
-        "where the model is trained on one-step predictions although `model.horizon` is longer, this many times as "
-        "many Adam steps are taken: each costs less",
-        minimum=1,
-        maximum=10,
-    )
     rescalings: int = setting(3, "how often per episode the sizes of errors are estimated", minimum=1)
     scale_samples: int = setting(2048, "transitions that they are estimated from", minimum=1)
     log_rounds: int = setting(10, "episodes' worth of Adam steps on logs before the first episode, at most", minimum=1)

@@ -7,6 +7,7 @@ import pytest
 
 from firsthand.evaluation import evaluate, tracking_metrics
 from firsthand.models import Policy
+from firsthand.plants.sensors import Sensors, sense
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand_lab.baselines import view as views
 from firsthand_lab.baselines.ours import PolicyController
@@ -60,6 +61,16 @@ def test_the_test_of_a_controller_gives_what_evaluation_gives(setup):
     assert [r.commands.shape[1] for r in tested.records] == [
         len(r.points) for r in task.evaluation(task.evaluation_speed)
     ]
+
+
+def test_errors_are_those_of_the_truth_not_of_noisy_sensors(setup):
+    plant, task = setup
+    seen = sense(plant, Sensors(noise=0.2).for_entries(task.spec.layout.measured))
+    records = views.on_shapes(Stepper(seen, task), lambda seen, first: np.zeros((len(seen), 4)), 0.5)
+    for record in records:
+        assert record.truth is not None
+        assert np.abs(record.truth - record.measured).std() > 0.1  # what the sensors make of it stands beside
+        np.testing.assert_allclose(record.truth[0, 0, :4], record.truth[0, -1, :4], atol=1e-3)  # it stands still
 
 
 def test_actions_outside_the_range_are_what_the_range_allows(setup):

@@ -71,7 +71,7 @@ def fleet(stepper: Stepper, count: int, *, seed: int, extra: np.ndarray | None =
 
         def step_wait(self) -> Any:
             """One control period of all robots."""
-            self.robots, (_, _, seen, price) = stepper.step(
+            self.robots, (_, _, seen, price, _) = stepper.step(
                 self.robots, self.actions, self.points, self.k, self.keys[self.k]
             )
             self.k += 1

@@ -86,7 +86,7 @@ def shape_paths(task: Task, tested: Tested) -> dict[str, np.ndarray]:
     arrays = {}
     for reference, record in zip(task.evaluation(task.evaluation_speed), tested.records, strict=True):
         steps = record.commands.shape[1]
-        path = np.asarray(tracked_output(task.spec, record.measured[0, :steps].astype(np.float64)))
+        path = np.asarray(tracked_output(task.spec, record.best_known[0, :steps].astype(np.float64)))
         arrays[f"{reference.name}.path"] = path.astype(np.float32)
         arrays[f"{reference.name}.reference"] = record.references[0, :steps]
     return arrays

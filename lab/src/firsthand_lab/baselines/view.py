@@ -81,7 +81,10 @@ class Stepper:
             plant_state = plant.step(plant_state, command, key=dynamics_key)
             measured = plant.measure(plant_state, key=sensor_key)
             state = next_state(spec.layout, state, command, measured)
-            return plant_state, state, command, measured, sees(state, points, k + 1), price
+            return plant_state, state, command, measured, sees(state, points, k + 1), price, plant.truth(plant_state)
+
+        def truth(arrays, plant_state):
+            return eqx.combine(arrays, fixed).truth(plant_state)
 
         def start(arrays, position, key):
             return at_rest(eqx.combine(arrays, fixed), spec, position, key=key)
@@ -91,6 +94,7 @@ class Stepper:
 
         self._step = partial(jax.jit(jax.vmap(one, in_axes=(own, 0, 0, 0, 0, None, 0))), arrays)
         self._start = partial(jax.jit(jax.vmap(start, in_axes=(own, 0, 0))), arrays)
+        self._truth = partial(jax.jit(jax.vmap(truth, in_axes=(own, 0))), arrays)
         self._towards = jax.jit(jax.vmap(towards))
         self._sees = jax.jit(jax.vmap(sees, in_axes=(0, 0, None)))
 
@@ -98,6 +102,10 @@ class Stepper:
         """Robots that stand at these positions."""
         keys = jax.random.split(jax.random.key(seed), len(positions))
         return Robots(*self._start(jnp.asarray(positions, jnp.float32), keys))
+
+    def truth(self, robots: Robots) -> np.ndarray:
+        """What exact sensors would show of each robot: errors are those of the truth."""
+        return np.asarray(self._truth(robots.plant_state))
 
     def towards(self, robots: Robots, goals: np.ndarray) -> np.ndarray:
         """The reference of each robot from where it is to its goal."""
@@ -108,7 +116,7 @@ class Stepper:
         return np.asarray(self._sees(robots.state, points, step))
 
     def step(self, robots: Robots, action: np.ndarray, points: Any, step: int, keys: Any) -> tuple[Robots, tuple]:
-        """One control period; the robots, and (command, measured, next observation, cost) as numpy arrays."""
+        """One control period; the robots, and (command, measured, next observation, cost, truth) as numpy arrays."""
         plant_state, state, *rest = self._step(
             robots.plant_state, robots.state, jnp.asarray(action, jnp.float32), points, step, keys
         )
@@ -155,6 +163,7 @@ class RobotView:
         self._points = self.stepper.towards(self._robots, self._goals[number : number + 1])
         self._k, self.over = 0, False
         self._start, self._y, self._u = np.asarray(self._robots.state), [self._measured()], []
+        self._true = [self.stepper.truth(self._robots)[0]]
         seen = self.stepper.sees(self._robots, self._points)[0]
         self.simulation_s += time.process_time() - began
         return seen
@@ -164,11 +173,12 @@ class RobotView:
         assert not self.over
         began = time.process_time()
         action = np.asarray(action, np.float32).reshape(1, self.action_size)
-        self._robots, (command, measured, seen, price) = self.stepper.step(
+        self._robots, (command, measured, seen, price, true) = self.stepper.step(
             self._robots, action, self._points, self._k, self._keys[self._k]
         )
         self._u.append(command[0])
         self._y.append(measured[0])
+        self._true.append(true[0])
         self._k += 1
         self.steps += 1
         if self._k == self.task.steps:
@@ -178,8 +188,8 @@ class RobotView:
 
     def _end(self) -> None:
         self.over = True
-        measured, commands = np.stack(self._y)[None], np.stack(self._u)[None]
-        self._done.append(EpisodeRecord.complete(self._start, measured, commands, self._points))
+        measured, commands, true = (np.stack(values)[None] for values in (self._y, self._u, self._true))
+        self._done.append(EpisodeRecord.complete(self._start, measured, commands, self._points, true))
         if len(self._done) == self.task.trajectories:
             self.errors.append(tracking_metrics(self.task.spec, tuple(self._done)).mean_error)
             self.episode += 1
@@ -279,15 +289,16 @@ def follow(
     steps = max(lengths)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(TEST_SEED), seed), (steps, count))
     start = np.asarray(robots.state)
-    measured, commands = [start[:, : task.spec.layout.num_measured]], []
+    measured, commands, truth = [start[:, : task.spec.layout.num_measured]], [], [stepper.truth(robots)]
     seen = stepper.sees(robots, points)
     on_device = jnp.asarray(points)
     for k in range(steps):
         action = controller(seen, np.full(count, k == 0))
-        robots, (command, y, seen, _) = stepper.step(robots, action, on_device, k, keys[k])
+        robots, (command, y, seen, _, true) = stepper.step(robots, action, on_device, k, keys[k])
         measured.append(y)
+        truth.append(true)
         commands.append(command)
-    measured, commands = np.stack(measured, axis=1), np.stack(commands, axis=1)
+    measured, commands, truth = (np.stack(values, axis=1) for values in (measured, commands, truth))
     beyond = task.spec.preview[-1]
     return robots, [
         EpisodeRecord.complete(
@@ -295,6 +306,7 @@ def follow(
             measured[i : i + 1, : length + 1],
             commands[i : i + 1, :length],
             points[i : i + 1, : length + beyond],
+            truth[i : i + 1, : length + 1],
         )
         for i, length in enumerate(lengths)
     ]

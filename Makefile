@@ -1,5 +1,6 @@
 # Two commands: `make train` and `make test`. Everything they need is set up in .venv.
 PYTHON ?= python3
+ROBOT ?= excavator-realistic
 RUN ?= runs/excavator
 EPISODES ?= 40
 
@@ -15,7 +16,7 @@ DREAMERV3 := .venv-dreamerv3
 .PHONY: train test test-slow lint format bench soak clean help dashboard peers
 
 help:
-	@echo "make train   set up, teach the simulated excavator from random weights, write a report to $(RUN)/report"
+	@echo "make train   set up, teach a simulated excavator with real sensors from random weights, write a report to $(RUN)/report"
 	@echo "make dashboard   the live page of $(RUN), also while it trains"
 	@echo "make test    set up; lint, types and tests"
 	@echo "make test-slow   the tests that take half a minute or more each"
@@ -25,7 +26,7 @@ help:
 	@echo "make soak    kills, cuts and floods against the onboard program, many times (slow)"
 
 train: $(READY)
-	$(BIN)/firsthand train excavator --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume $(if $(filter command,$(firstword $(origin EPISODES))),--episodes $(EPISODES)),--episodes $(EPISODES))
+	$(BIN)/firsthand train $(ROBOT) --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume $(if $(filter command,$(firstword $(origin EPISODES))),--episodes $(EPISODES)),--episodes $(EPISODES))
 
 dashboard: $(PAGE_READY)
 	$(BIN)/firsthand dashboard $(RUN)

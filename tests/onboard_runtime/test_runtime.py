@@ -298,7 +298,8 @@ def test_after_a_kill_in_motion_nobody_arms_before_the_operator_has_looked(tmp_p
 
 
 TRAINER = """
-import ctypes, sys, threading
+import ctypes, signal, sys, threading
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 import numpy as np
 from types import SimpleNamespace
 from firsthand.robots.remote import RemoteRobot

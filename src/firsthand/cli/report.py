@@ -32,7 +32,7 @@ class Report:
 
             if len(self.run_folders) > 1:
                 raise UserError(f"the animation shows one run, not {len(self.run_folders)}.")
-            print(write_animation(self.run_folders[0], self.animation))
+            print(write_animation(next(iter(self.run_folders)), self.animation))
             return 0
         if self.out is not None:
             with atomic.reading(self.out):

@@ -239,6 +239,8 @@ def find_built_in(name: str) -> BuiltIn | None:
 
 def find_source(name: str) -> RobotSource:
     """Where the robot with this name comes from; an unknown name is answered with the nearest one."""
+    if name in ROBOTS:
+        return ROBOTS[name]
     if built_in := find_built_in(name):
         return built_in
     if is_address(name):

@@ -65,7 +65,7 @@ def short_name(name: str) -> str:
         return f"{path.stem}-{attribute}" if attribute else path.stem
     if Path(name).is_absolute() or simulator_file(name):
         return _absolute(name).name
-    return name.replace(":", "-").replace(",", "-").replace(" ", "")
+    return name.replace(" ", "").replace(":", "-").replace(",", "-") if ":" in name else name
 
 
 def robot_file(name: str) -> RobotFile | None:

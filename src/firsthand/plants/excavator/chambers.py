@@ -1,7 +1,7 @@
 """Cylinder chambers of the pressure model: parameters, volumes, port flows."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -122,3 +122,96 @@ def advance_chamber(pressure, hose, flow, slope, stiffness, conductance, hose_s,
     rate = dt * stiffness
     pressure = pressure + rate * net / (1 + rate * (slope + guard.slope + conductance))
     return pressure, hose + dt / (dt + hose_s) * (pressure - hose)
+
+
+@runtime_checkable
+class ValveState(Protocol):
+    """What `advance_chambers` needs of a model's valves, held over one slow step."""
+
+    @property
+    def extends(self) -> Array:
+        """Whether the valve feeds the bore side."""
+        ...
+
+    @property
+    def demand(self) -> Array:
+        """Flow asked for at the inlet edge, m³/s."""
+        ...
+
+    @property
+    def drain(self) -> Array:
+        """Flow the return edge may pass, m³/s."""
+        ...
+
+    @property
+    def ramp(self) -> Array:
+        """Of the inlet edge in supply pressure, Pa."""
+        ...
+
+    @property
+    def bore_stiffness(self) -> Array:
+        """Bulk modulus over volume, Pa/m³."""
+        ...
+
+    @property
+    def rod_stiffness(self) -> Array:
+        """The same of the rod side."""
+        ...
+
+
+class Chambers(NamedTuple):
+    """Pressures of both chambers and their hoses, Pa."""
+
+    bore: Float[Array, "4"]
+    rod: Float[Array, "4"]
+    bore_hose: Float[Array, "4"]
+    rod_hose: Float[Array, "4"]
+
+
+def advance_chambers(
+    held: ValveState,
+    now: Chambers,
+    start: Float[Array, "4"],
+    supply: Float[Array, ""],
+    speed: Float[Array, "4"],
+    dt: float,
+    p: ExcavatorParameters,
+    c: ChamberParameters,
+) -> tuple[Chambers, Float[Array, "4"]]:
+    """One step of all chambers with the pump at `supply`, and the flow into the cylinders, m³/s.
+
+    An inlet edge opens at the supply pressure `start`. `speed` is the cylinders', m/s.
+    """
+    bore_area, rod_area = piston_areas(p)
+    inlet = jnp.where(held.extends, now.bore, now.rod)
+    outlet = jnp.where(held.extends, now.rod, now.bore)
+    opening = (supply - start) / held.ramp
+    flow_in = held.demand * jnp.clip(opening, 0.0, 1.0)
+    slope_in = jnp.where((opening > 0) & (opening < 1), held.demand / held.ramp, 0.0)
+    out = return_edge(held.drain, outlet, inlet, c)
+
+    bore_capacity, rod_capacity = hose_capacity(p, c)
+    hose_s = jnp.asarray(c.hose_s)
+    bore, bore_hose = advance_chamber(
+        now.bore,
+        now.bore_hose,
+        jnp.where(held.extends, flow_in, -out.flow) - bore_area * speed,
+        jnp.where(held.extends, slope_in, out.slope),
+        held.bore_stiffness,
+        bore_capacity / hose_s,
+        hose_s,
+        dt,
+        c,
+    )
+    rod, rod_hose = advance_chamber(
+        now.rod,
+        now.rod_hose,
+        jnp.where(held.extends, -out.flow, flow_in) + rod_area * speed,
+        jnp.where(held.extends, out.slope, slope_in),
+        held.rod_stiffness,
+        rod_capacity / hose_s,
+        hose_s,
+        dt,
+        c,
+    )
+    return Chambers(bore, rod, bore_hose, rod_hose), flow_in

@@ -23,10 +23,9 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from firsthand.plants.excavator.chambers import (
     ChamberParameters,
-    advance_chamber,
-    hose_capacity,
+    Chambers,
+    advance_chambers,
     rest_pressures,
-    return_edge,
     volumes,
 )
 from firsthand.plants.excavator.effects import Effects, EffectSizes
@@ -327,48 +326,19 @@ class ExcavatorRealistic(AbstractExcavator):
         speed = held.arm * dq
 
         # Valve edges. The pump serves the lowest inlet pressure first, and keeps its margin above the load it senses.
-        inlet = jnp.where(held.extends, bore, rod)
-        outlet = jnp.where(held.extends, rod, bore)
-        start = jnp.maximum(inlet, 0.0) + held.threshold
+        start = jnp.maximum(jnp.where(held.extends, bore, rod), 0.0) + held.threshold
         supply = supply_pressure(held.demand, start, held.ramp, p, state.pump.flow * LITRE_PER_MINUTE)
         if self.effects.pump:
             supply = jnp.minimum(supply, state.pump.sensed * BAR + sizes.margin)
-        opening = (supply - start) / held.ramp
-        flow_in = held.demand * jnp.clip(opening, 0.0, 1.0)
-        slope_in = jnp.where((opening > 0) & (opening < 1), held.demand / held.ramp, 0.0)
-        out = return_edge(held.drain, outlet, inlet, c)
-
-        bore_capacity, rod_capacity = hose_capacity(p, c)
-        hose_s = jnp.asarray(c.hose_s)
-        new_bore, bore_hose = advance_chamber(
-            bore,
-            state.bore_hose * BAR,
-            jnp.where(held.extends, flow_in, -out.flow) - bore_area * speed,
-            jnp.where(held.extends, slope_in, out.slope),
-            held.bore_stiffness,
-            bore_capacity / hose_s,
-            hose_s,
-            dt,
-            c,
-        )
-        new_rod, rod_hose = advance_chamber(
-            rod,
-            state.rod_hose * BAR,
-            jnp.where(held.extends, -out.flow, flow_in) + rod_area * speed,
-            jnp.where(held.extends, out.slope, slope_in),
-            held.rod_stiffness,
-            rod_capacity / hose_s,
-            hose_s,
-            dt,
-            c,
-        )
+        now = Chambers(bore, rod, state.bore_hose * BAR, state.rod_hose * BAR)
+        after, flow_in = advance_chambers(held, now, start, supply, speed, dt, p, c)
         return state._replace(
             position=q,
             velocity=dq,
-            bore=new_bore / BAR,
-            rod=new_rod / BAR,
-            bore_hose=bore_hose / BAR,
-            rod_hose=rod_hose / BAR,
+            bore=after.bore / BAR,
+            rod=after.rod / BAR,
+            bore_hose=after.bore_hose / BAR,
+            rod_hose=after.rod_hose / BAR,
             supply=supply / BAR,
             flow=flow_in / LITRE_PER_MINUTE,
         )

@@ -135,7 +135,7 @@ def test_a_strangers_folder_runs_no_code(robot, copied, tmp_path, monkeypatch, c
     (copied / "evil.py").write_text(EVIL.format(mark=str(mark)))
     (tmp_path / "evil.py").write_text(EVIL.format(mark=str(mark)))
     (copied / "link.py").symlink_to("evil.py")
-    monkeypatch.syspath_prepend(tmp_path)  # a name with a module in front of it is no robot either
+    monkeypatch.syspath_prepend(tmp_path)  # a name with a module in front of it is not a robot either
     if robot == "{here}/got":  # a learned simulator whose robot is that file
         described = RobotDescription.of(make_task("excavator")).as_dict()
         simulator = {"format": 2, "robot": f"{copied}/evil.py:task", ROBOT_DESCRIPTION: described}

@@ -28,8 +28,9 @@ TWO = Size("tiny", 2)
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers must find the counting job."""
+    """Workers must find the counting job, and may run it."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv(worker.MODULES, Counting.__module__)
 
 
 def carried_out(path: Path, experiment: Counting, size: Size = TWO, slots: int = 2) -> Verdict:
@@ -67,6 +68,35 @@ def test_a_job_that_always_dies_in_the_same_place_is_given_up(tmp_path: Path) ->
     """Although it tells each time, before it dies, that it is there."""
     with pytest.raises(JobsFailed, match="counting/factor-0"):
         carried_out(tmp_path / "out", Counting(doomed_at=3))
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [
+        "evil:run",  # beside the folder
+        "os:system",
+        "firsthand_lab:os.system",
+        "firsthand_lab_evil:run",
+        "firsthand_lab.experiments.worker:import_module",
+        "firsthand_lab.experiments.worker:Job",
+        "firsthand_lab.experiments.nowhere:run",
+        "firsthand_lab.experiments.worker:nothing",
+    ],
+)
+def test_a_strangers_folder_names_no_code_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str) -> None:
+    for name in ("evil.py", "firsthand_lab_evil.py"):
+        (tmp_path / name).write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    stranger = {"name": "a", "runner": runner, "parameters": {}}
+    files.write_json(tmp_path / "job" / worker.JOB, stranger)
+    with pytest.raises(UserError, match="the job's runner is"):
+        worker.perform(tmp_path / "job", lambda done, note="": None)
+    with Study(tmp_path / "out", Counting(), Size("tiny", 1)) as study:  # the same in a study that goes on
+        (job,) = study.jobs
+        files.write_json(study.folder(job) / worker.JOB, stranger)
+        assert worker.read_job(study.prepare(job)) == job
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_job_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:

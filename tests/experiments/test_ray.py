@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from firsthand.errors import UserError
-from firsthand_lab.experiments import Job, Size, Verdict, files
+from firsthand_lab.experiments import Job, Size, Verdict, files, worker
 from firsthand_lab.experiments.cluster import OWN_CLUSTER, RayPool, require_ray
 from firsthand_lab.experiments.display import Display
 from firsthand_lab.experiments.run import carry_out
@@ -56,6 +56,7 @@ def test_a_job_whose_worker_is_killed_goes_on_from_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv(worker.MODULES, Counting.__module__)
     experiment = Counting(pause_s=0.4)
     with Study(tmp_path / "out", experiment, Size("tiny", 2)) as study, Remembers() as display:
         finding = carry_out([study], lambda jobs: RayPool(None, 2), display)["counting"]

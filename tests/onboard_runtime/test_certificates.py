@@ -21,6 +21,7 @@ import numpy as np
 from firsthand_onboard.toy import Toy
 class Standing:
     spec = Toy().spec
+    command_kind = "rate"
     def read(self): return np.zeros(4)
     def write(self, command): pass
     def neutral(self): pass

@@ -357,6 +357,28 @@ def test_only_a_simulation_runs_at_another_speed(says, speed, tmp_path, capsys):
     assert "a real machine runs in real time" in said
 
 
+@pytest.mark.parametrize(
+    ("says", "option", "why"),
+    [
+        ("", "--wide-limits", "--wide-limits switches the gate's limits off, but the machine"),
+        ("command_kind = 'rate'", "--wide-limits", "does not say that it is a simulation"),
+        ("", "", "it is not declared how the machine stops"),
+        ("stopping = {'speed': 1.0, 'dead_time_s': 0.1}", "", "it is not declared how the machine stops"),
+        ("command_kind = 'acceleration'", "", "it is not declared what does: give brake"),
+        ("simulated, command_kind = True, 'acceleration'", "", "it is not declared what does: give brake"),
+        ("", "--command-kind acceleration", "it is not declared what does: give brake"),
+        ("command_kind = 'torque'", "", "command_kind is 'torque', but must be one of position, rate, acceleration"),
+    ],
+)
+def test_a_machine_of_which_nobody_knows_how_it_stops_is_not_served(says, option, why, tmp_path, capsys):
+    file = tmp_path / f"undeclared_{tmp_path.name.replace('-', '_')}.py"
+    file.write_text(REAL.format(says=says))
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--priority", "0", "--machine", f"{file}:Machine", *option.split()])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 SCENES = {
     "loop killed": ("onboard", signal.SIGKILL),
     "loop frozen": ("onboard", signal.SIGSTOP),

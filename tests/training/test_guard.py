@@ -325,21 +325,24 @@ def test_a_policy_that_cannot_be_kept_is_not_put_in_place(trainer, monkeypatch):
 
 
 MACHINE, OTHER = "0123", "4567"
+RUN = 64 * "a"
 
 
-def recalled(settings: GuardSettings, rows: list[dict], here: str = MACHINE) -> float:
+def recalled(settings: GuardSettings, rows: list[dict], here: str = MACHINE, run: str = RUN) -> float:
     """The share of the range with which a run goes on after these lines of metrics.jsonl."""
     task = make_task("excavator")
     guard, robot = Guard(task, settings), RemoteRobot("tcp/127.0.0.1:1", task)
     robot._machine_id = here
-    recorder: Any = SimpleNamespace(metrics=lambda: rows, load_record=lambda k: None, load_policy=lambda k, spec: None)
+    recorder: Any = SimpleNamespace(
+        identity=run, metrics=lambda: rows, load_record=lambda k: None, load_policy=lambda k, spec: None
+    )
     guard.resume(recorder, len(rows), robot, "a@tcp/1")
     return guard.state.authority
 
 
 def row(episode: int, authority: float, machine: str = MACHINE) -> dict:
     judged = {"episode": episode, "measured_tracking_error": 0.1, "prediction_error": 0.9}
-    return judged | authority_metrics(machine, episode, authority)
+    return judged | authority_metrics(machine, RUN, episode, authority)
 
 
 def test_a_given_authority_caps_what_a_resumed_run_has_earned():
@@ -351,14 +354,21 @@ def test_a_given_authority_caps_what_a_resumed_run_has_earned():
 
 
 def test_a_run_that_comes_to_another_machine_says_so():
-    assert recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], OTHER)[1]
-    assert not recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], MACHINE)[1]
+    assert recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], OTHER, RUN)[1]
+    assert not recall(GuardSettings(), [row(1, 0.5), row(2, 0.9)], MACHINE, RUN)[1]
 
 
 def test_what_was_earned_on_one_machine_does_not_hold_on_another():
     rows = [row(1, 0.5), row(2, 0.9)]
     assert recalled(GuardSettings(), rows, here=OTHER) == 0.5
     assert recalled(GuardSettings(), rows, here="") == 0.5  # one that does not say who it is
+
+
+def test_a_genuine_line_of_another_run_earns_nothing():
+    """Copied into this folder, it is this user's own, of this machine, and of the right episode."""
+    rows = [row(1, 0.5), row(2, 0.9)]
+    assert recalled(GuardSettings(), rows, run=64 * "b") == 0.5
+    assert recall(GuardSettings(), rows, MACHINE, 64 * "b")[1]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy as np
 from . import __version__
 from .command_check import CommandLimits
 from .faults import temporary_name
-from .gate_limits import GateLimits
+from .gate_limits import COMMAND_KINDS, GateLimits, check_stops_are_known
 from .homing import Homing, HomingController
 from .identity import key_file, machine_identity
 from .joint_limits import UNKNOWN_STOP_S
@@ -48,6 +48,9 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(serve)
     serve.add_argument("--spec", type=Path, help="the control specification (JSON), if the machine has none itself")
     serve.add_argument("--limits", type=Path, help="the gate's limits (JSON); `look --limits` prints the default ones")
+    serve.add_argument(
+        "--command-kind", choices=COMMAND_KINDS, help="what commands set, if the machine does not say so itself"
+    )
     serve.add_argument("--wide-limits", action="store_true", help="only range and finiteness; for simulations")
     serve.add_argument("--listen", default=ADDRESS, help=f"tcp/127.0.0.1:port or tls/host:port (default {ADDRESS})")
     serve.add_argument("--certificates", type=Path, help="folder with ca.pem, robot.pem, robot.key; needed for tls")
@@ -217,6 +220,11 @@ def _serve(given: argparse.Namespace) -> int:
                 "(simulated = True): a real machine runs in real time, leave out --speed"
             )
         spec = _spec(given, machine)
+        if given.wide_limits and not machine.simulated:
+            raise SpecError(
+                f"--wide-limits switches the gate's limits off, but the machine {given.machine!r} does not say that it "
+                "is a simulation (simulated = True): leave it out, and change single limits with --limits"
+            )
         if given.wide_limits:
             limits = GateLimits.wide(spec, machine.neutral_command)
         elif given.limits is not None:
@@ -225,6 +233,8 @@ def _serve(given: argparse.Namespace) -> int:
             )
         else:
             limits = GateLimits.of(spec, machine.neutral_command, machine.directions, machine.stopping)
+        kind = given.command_kind or machine.command_kind
+        check_stops_are_known(limits, kind, simulated=machine.simulated)
         homing = _homing(given, spec, limits, machine.homing)
         log = logging.getLogger("firsthand-onboard")
         if not given.wide_limits:

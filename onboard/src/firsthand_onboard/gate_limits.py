@@ -24,6 +24,8 @@ STOPPING = {
     "speed": "speed",
 }
 """What a machine may declare as `stopping`, and the fields of the limits that it becomes."""
+COMMAND_KINDS = ("position", "rate", "acceleration")
+"""What commands may set; at neutral only the first two come to rest."""
 PER_POSITION = tuple(STOPPING.values())
 
 
@@ -243,6 +245,28 @@ def read_stopping(spec: ControlSpec, stopping: Any) -> dict[str, tuple[float, ..
             raise SpecError(f"stopping.{name} is {value!r}, but must be a number, or a list of {count}, per position")
         fields[STOPPING[name]] = tuple(float(item) for item in values)
     return fields
+
+
+def check_stops_are_known(limits: GateLimits, kind: str | None, *, simulated: bool) -> None:
+    """Refuse a machine of which nobody knows whether neutral stops it; a simulation may be tried.
+
+    `kind` is what its commands are declared to set. Joints whose lag or deceleration is declared need none.
+    """
+    if kind is not None and kind not in COMMAND_KINDS:
+        raise SpecError(f"command_kind is {kind!r}, but must be one of {', '.join(COMMAND_KINDS)}")
+    if limits.stop_lag_s or limits.deceleration:
+        return
+    if kind == "acceleration":
+        raise SpecError(
+            "command_kind is 'acceleration', so that neutral does not stop the machine, but it is not declared what "
+            "does: give brake and deceleration in `stopping` of the machine's class, or in the limits"
+        )
+    if kind is None and not simulated:
+        raise SpecError(
+            "it is not declared how the machine stops: give its class `stopping` (`firsthand inspect` measures it), or "
+            'at first command_kind = "rate" or "position" if the neutral command alone stops every joint; for forces '
+            "and torques it does not, and `stopping` must have `brake` and `deceleration`"
+        )
 
 
 def assumed_neutral(spec: ControlSpec) -> np.ndarray:

@@ -35,6 +35,8 @@ class Machine(Protocol):
       `deceleration`, `brake` and `speed`, each a number or one per position (`gate_limits.read_stopping`). Without it
       the gate assumes that they stop slowly. Where neutral does not stop a joint, `brake` must say which share of the
       command range, opposed to the motion, does;
+    - `command_kind`: what its commands set: "position", "rate" or "acceleration" (forces, torques), as `firsthand
+      inspect` reports it. A machine that is no simulation declares this or `stopping`, or is not served;
     - `emergency_stop()` and `enabling_switch()`: what these inputs say, True while pressed and True while held. They
       are looked at every 10 ms; whatever is not clearly False, or clearly True, counts as a stop, which latches;
     - `resource(**options)`: a class or static method that names the hardware (a device, an address), so that two ways

@@ -80,6 +80,12 @@ def declared_stopping(machine: Any) -> dict[str, Any] | None:
     return {str(name): np.asarray(value).tolist() for name, value in dict(stopping).items()}
 
 
+def declared_command_kind(machine: Any) -> str | None:
+    """The `command_kind` that a machine declares; None where it declares none."""
+    kind = getattr(machine, "command_kind", None)
+    return None if kind is None else str(kind)
+
+
 class Watchdog:
     """The process that owns the machine."""
 
@@ -228,6 +234,7 @@ class Watchdog:
             "neutral": None if neutral is None else np.asarray(neutral, float).tolist(),
             "directions": declared_directions(self.machine),
             "stopping": declared_stopping(self.machine),
+            "command_kind": declared_command_kind(self.machine),
             "homing": declared_homing(self.machine),
             "lock_step": bool(getattr(self.machine, "lock_step", False)),
             "can_reset": can_reset(self.machine),

@@ -105,7 +105,7 @@ class WatchedMachine:
         self.spec = ControlSpec.from_json(described["spec"]) if described["spec"] else None
         self.neutral_command = described["neutral"]
         self.directions = described["directions"]
-        self.stopping = described["stopping"]
+        self.stopping, self.command_kind = described["stopping"], described["command_kind"]
         self.homing = described["homing"]
         """JSON, or None."""
         self.lock_step = described["lock_step"]

@@ -1,8 +1,8 @@
 """Which share of its command range a run has earned on a machine, so that nobody else's word for it is taken.
 
 A run folder may come from anybody. What a line of metrics.jsonl says about `authority` counts only on the machine that
-it names by its own identity, and only if this user's trainer has written it: the line carries a code that needs a key
-which lies in the user's state folder.
+it names by its own identity, and only if this user's trainer has written it for this very run: the line carries a code
+that needs a key which lies in the user's state folder, and that holds for one machine, one run and one episode.
 """
 
 import hashlib
@@ -20,24 +20,24 @@ _key_here: list[bytes] = []
 """Also kept in memory, for a home folder that cannot be written to."""
 
 
-def authority_metrics(machine: str, episode: int, authority: float) -> dict[str, Any]:
-    """What a line of metrics.jsonl says about the share that an episode used on the machine with this identity."""
-    proof = _code(machine, episode, authority) if machine else None
+def authority_metrics(machine: str, run: str, episode: int, authority: float) -> dict[str, Any]:
+    """What a line of metrics.jsonl says about the share that an episode used; machine and run by their identities."""
+    proof = _code(machine, run, episode, authority) if machine else None
     return {"authority": authority, "machine_id": machine or None, "authority_proof": proof}
 
 
-def is_earned(row: Mapping[str, Any], machine: str) -> bool:
-    """Whether a line tells what this user's trainer did on the machine with this identity."""
+def is_earned(row: Mapping[str, Any], machine: str, run: str) -> bool:
+    """Whether a line tells what this user's trainer did in this run on the machine with this identity."""
     authority, episode, proof = row.get("authority"), row.get("episode"), row.get("authority_proof")
     if not machine or row.get("machine_id") != machine or not isinstance(proof, str) or not isinstance(episode, int):
         return False
     if not isinstance(authority, int | float) or isinstance(authority, bool) or not 0 < authority <= 1:
         return False
-    return hmac.compare_digest(proof.encode(), _code(machine, episode, float(authority)).encode())
+    return hmac.compare_digest(proof.encode(), _code(machine, run, episode, float(authority)).encode())
 
 
-def _code(machine: str, episode: int, authority: float) -> str:
-    return hmac.new(_key(), f"{machine} {episode} {authority!r}".encode(), hashlib.sha256).hexdigest()[:32]
+def _code(machine: str, run: str, episode: int, authority: float) -> str:
+    return hmac.new(_key(), f"{machine} {run} {episode} {authority!r}".encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def _key() -> bytes:

@@ -14,9 +14,11 @@ A trainer writes the episode, then its metrics line, then the checkpoint. The ch
 episode count: resuming loads the newest good one and rewinds the rest to it.
 """
 
+import hashlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,10 +53,14 @@ class RunFolder:
     All failures that a user can cause, a full disk among them, are `UserError`.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], provenance: dict[str, Any], lock: WriterLock) -> None:
+    def __init__(
+        self, path: Path, config: dict[str, Any], provenance: dict[str, Any], identity: str, lock: WriterLock
+    ) -> None:
         self.path = path
         self.config = config
         self.provenance = provenance
+        self.identity = identity
+        """SHA-256 of config.json, which no other run has: its provenance holds a random number."""
         self._lock = lock
         self._metrics = MetricsFile(path / "metrics.jsonl")
 
@@ -89,7 +95,11 @@ class RunFolder:
                 atomic.make_own_folder(path / "data")
                 for name, file in data.items():
                     atomic.write_bytes(path / "data" / name, file)
-            content = {"format": FORMAT, "config": config, "provenance": provenance}
+            content = {
+                "format": FORMAT,
+                "config": config,
+                "provenance": {**provenance, "run_id": secrets.token_hex(16)},
+            }
             # Last, because it is what makes the folder a run.
             atomic.write_signed_json(path / "config.json", content)
             return cls(path, *_read_config(path), lock)
@@ -101,7 +111,7 @@ class RunFolder:
     def open(cls, path: str | os.PathLike[str], *, writer: bool = False) -> "RunFolder":
         """Open a run for reading, or, with `writer`, for resuming; then nobody else can write to it."""
         path = Path(path)
-        config, provenance = _read_config(path)
+        config, provenance, identity = _read_config(path)
         lock = WriterLock(path / "lock")
         if writer:
             lock.acquire()
@@ -113,7 +123,7 @@ class RunFolder:
             except BaseException:
                 lock.release()
                 raise
-        return cls(path, config, provenance, lock)
+        return cls(path, config, provenance, identity, lock)
 
     def close(self) -> None:
         """Release the lock. Reading goes on working."""
@@ -371,8 +381,8 @@ def _started(path: Path) -> str:
         return ""
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration and the provenance of the run in `path`."""
+def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The configuration and the provenance of the run in `path`, and the SHA-256 of the file that holds them."""
     file = path / "config.json"
     try:
         if path.is_file():
@@ -406,7 +416,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     config, provenance = content.get("config"), content.get("provenance")
     if not isinstance(config, dict) or not isinstance(provenance, dict):
         raise UserError(f"{file} is damaged: 'config' and 'provenance' must be objects.")
-    return config, provenance
+    return config, provenance, hashlib.sha256(data).hexdigest()
 
 
 def _read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]] | None:

@@ -58,7 +58,7 @@ class Guard(AbstractSupervisor):
         if episode == 0:
             return []
         machine = robot.machine_id if robot.has_authority else ""
-        self.state, moved = recall(self.settings, recorder.metrics(), machine)
+        self.state, moved = recall(self.settings, recorder.metrics(), machine, recorder.identity)
         spec = self.task.spec
         self._record, self._ran = recorder.load_record(episode), recorder.load_policy(episode, spec)
         if self.state.good_episode:
@@ -114,14 +114,17 @@ class Guard(AbstractSupervisor):
         return self.approve is None or self.approve(question, meanwhile)
 
 
-def recall(settings: GuardSettings, rows: Iterable[Mapping[str, Any]], machine: str) -> tuple[GuardState, bool]:
+def recall(
+    settings: GuardSettings, rows: Iterable[Mapping[str, Any]], machine: str, run: str
+) -> tuple[GuardState, bool]:
     """The state after these lines of metrics.jsonl, and whether the last episode ran elsewhere.
 
-    What was earned on one machine does not hold on another, and only this user's own lines count; see `robots.earned`.
+    What was earned on one machine does not hold on another, and only this user's own lines of this run count; see
+    `robots.earned`.
     """
     state, moved = GuardState(settings.first_authority), False
     for row in rows:
-        moved = not is_earned(row, machine)
+        moved = not is_earned(row, machine, run)
         state = dataclasses.replace(state, authority=state.authority if moved else float(row["authority"]))
         state = judge_metrics(state, settings, row)
         if moved:

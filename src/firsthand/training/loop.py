@@ -106,7 +106,9 @@ class Trainer:
         metrics = episode_metrics(self.episode, self.robot, record, self.state, update)
         metrics["update_time_s"] = update_time_s
         if self.robot.has_authority:
-            metrics |= authority_metrics(self.robot.machine_id, self.episode, self.robot.authority)
+            metrics |= authority_metrics(
+                self.robot.machine_id, self.recorder.identity, self.episode, self.robot.authority
+            )
             metrics["machine"] = self.config.robot
         summary = EpisodeSummary(self.episode, MappingProxyType(metrics), record)
         self.recorder.record(summary, policy, self._checkpoint())

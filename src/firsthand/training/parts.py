@@ -119,6 +119,11 @@ class AbstractRecorder(ABC):
 
     @property
     @abstractmethod
+    def identity(self) -> str:
+        """What tells this run from every other one."""
+
+    @property
+    @abstractmethod
     def kept(self) -> KeptPolicy | None:
         """The best policy that the robot has proven; None while there is none."""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,6 +64,12 @@ class MemoryRecorder(AbstractRecorder):
     def __init__(self) -> None:
         self._keeper = PolicyKeeper()
         self._episodes: list[tuple[EpisodeSummary, Controller]] = []
+        self._identity = secrets.token_hex(32)
+
+    @property
+    def identity(self) -> str:
+        """A random number."""
+        return self._identity
 
     @property
     def kept(self) -> KeptPolicy | None:
@@ -101,6 +108,11 @@ class FolderRecorder(AbstractRecorder):
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self._keeper = PolicyKeeper()
+
+    @property
+    def identity(self) -> str:
+        """The folder's."""
+        return self.run.identity
 
     @property
     def kept(self) -> KeptPolicy | None:

@@ -206,7 +206,8 @@ class Run:
         machine, or somebody else's run.
         """
         rows = self.metrics()
-        return float(rows[-1]["authority"]) if rows and is_earned(rows[-1], robot.machine_id) else robot.authority
+        earned = bool(rows) and is_earned(rows[-1], robot.machine_id, self.folder.identity)
+        return float(rows[-1]["authority"]) if earned else robot.authority
 
     # Inside.
 

@@ -50,10 +50,9 @@ class Study:
         return (self.folder(job) / files.DONE).exists()
 
     def prepare(self, job: Job) -> Path:
-        """The job's folder, ready for a worker."""
+        """The job's folder, ready for a worker. What runs there is `job`, whatever the folder said before."""
         folder = self.folder(job)
-        if not (folder / worker.JOB).exists():
-            files.write_json(folder / worker.JOB, job.as_dict())
+        files.write_json(folder / worker.JOB, job.as_dict())
         return folder
 
     def borrow(self, job: Job, elsewhere: Iterable[Path]) -> bool:

@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import firsthand
 from firsthand.errors import UserError
@@ -26,6 +28,8 @@ from . import files
 from .base import Job, Report
 
 JOB = "job.json"
+LAB = "firsthand_lab"
+MODULES = "FIRSTHAND_LAB_MODULES"
 STARTS = "starts.json"
 """Beside a job's checkpoint: the code that it was started with, and others that it went on with."""
 _DATA_COMES_FROM = (
@@ -44,9 +48,36 @@ _DATA_COMES_FROM = (
 )
 
 
+Runner = Callable[[dict[str, Any], Path, Report], object]
+
+
 def read_job(folder: Path) -> Job:
     """The job that a folder is for."""
-    return Job(**files.read_json(folder / JOB))
+    try:
+        return Job(**files.read_json(folder / JOB))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{folder / JOB} is damaged: {error}.") from error
+
+
+def find_runner(name: str) -> Runner:
+    """The function that `module:function` names, if the lab defines it: a folder cannot make anything else run.
+
+    The environment variable `FIRSTHAND_LAB_MODULES` names more modules that jobs may use, with commas between them.
+    """
+    module, _, function = name.partition(":")
+    more = [entry.strip() for entry in os.environ.get(MODULES, "").split(",")]
+    if not module.startswith(f"{LAB}.") and module not in more:
+        raise UserError(
+            f"the job's runner is {name!r}, but must be a function of {LAB}, or of a module that {MODULES} names."
+        )
+    try:
+        found = getattr(import_module(module), function, None)
+    except ModuleNotFoundError as error:
+        raise UserError(f"the job's runner is {name!r}, but {error}.") from error
+    home = getattr(found, "__module__", None) or ""
+    if not isinstance(found, FunctionType) or not (home == module or home.startswith(f"{LAB}.")):
+        raise UserError(f"the job's runner is {name!r}, but {module} defines no such function.")
+    return cast(Runner, found)
 
 
 def perform(folder: Path, report: Report) -> None:
@@ -59,10 +90,10 @@ def perform(folder: Path, report: Report) -> None:
         atomic.remove_temporary_files(folder)
         if not _has_checkpoint(folder):
             _clear(folder)
-        module, _, function = job.runner.partition(":")
+        runner = find_runner(job.runner)
         version = noted_version(folder, job.runner)  # before it runs: the files may be others when it ends
         began, used = time.monotonic(), sum(os.times()[:4])
-        getattr(import_module(module), function)(dict(job.parameters), folder, report)
+        runner(dict(job.parameters), folder, report)
         done = {
             "seconds": round(time.monotonic() - began, 3),
             "core_seconds": round(sum(os.times()[:4]) - used, 3),  # with the processes that it has started and ended

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import settings
 
 from firsthand.tasks.base import EvaluationReference, Task
-from firsthand.tasks.cost import TrackingCost
+from firsthand.tasks.cost import tracking_cost
 from firsthand_onboard import (
     ControlSpec,
     Limits,
@@ -155,7 +155,7 @@ def probe_task(
     )
     return Task(
         spec=spec,
-        cost=TrackingCost(spec, length_scale=length_scale, change_weight=change_weight, limit_weight=0.0),
+        cost=tracking_cost(spec, length_scale=length_scale, change_weight=change_weight, limit_weight=0.0),
         sample_goals=uniform_goals,
         evaluation=two_steps,
         evaluation_speed=0.3,

@@ -22,7 +22,7 @@ from firsthand.plants.linear_quadratic import LinearSystem, augmented_system, so
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 from firsthand.robots.base import preview_indices
 from firsthand.robots.simulated import SimulatedRobot
-from firsthand.tasks.cost import TrackingCost
+from firsthand.tasks.cost import tracking_cost
 from firsthand.training.learning import as_rollout
 from firsthand.training.presets import preset
 from firsthand_onboard.features import build_reference
@@ -220,7 +220,7 @@ def toy(toy_spec):
         starts = jnp.asarray(rng.normal(size=(3, toy_spec.layout.size)))
         previews = jnp.asarray(rng.normal(size=(3, 6, 3, 2)))
         rollout = roll_out(policy, plant, starts, previews)
-        return policy, model, TrackingCost(toy_spec, length_scale=1.0, change_weight=0.05), rollout
+        return policy, model, tracking_cost(toy_spec, length_scale=1.0, change_weight=0.05), rollout
 
 
 def leaves(policy):

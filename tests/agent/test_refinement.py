@@ -102,8 +102,7 @@ def test_weighted_cost_ignores_one_odd_trajectory_but_not_several(scalar_task, f
     rollout = Rollout(states, still, jnp.zeros((10, steps, points, 1)), still == 0, jnp.ones((10, steps), bool))
     cost = scalar_task.cost
     found = (
-        float(weighted_cost(cost, rollout, Settings().with_changes({"policy_step.outlier": 3.0})))
-        * cost.length_scale**2
+        float(weighted_cost(cost, rollout, Settings().with_changes({"policy_step.outlier": 3.0}))) * cost.goal.scale**2
     )
     assert least * (1 - 1e-5) <= found <= most * (1 + 1e-5)
 

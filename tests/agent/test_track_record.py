@@ -15,7 +15,7 @@ from firsthand.agent.track_record import TrackRecord, change_length, is_surprise
 from firsthand.agent.update import update_policy
 from firsthand.errors import UserError
 from firsthand.optim import roll_out
-from firsthand.tasks.cost import TrackingCost
+from firsthand.tasks.cost import tracking_cost
 from firsthand_onboard import PolicyShape
 
 SETTINGS = Settings().with_changes(
@@ -104,7 +104,7 @@ def episode(state, toy_spec):
     rng = np.random.default_rng(0)
     starts = jnp.asarray(rng.normal(size=(4, toy_spec.layout.size)), jnp.float32)
     previews = jnp.asarray(rng.normal(size=(4, 6, 3, 2)), jnp.float32)
-    return TrackingCost(toy_spec, length_scale=1.0, change_weight=0.05), roll_out(
+    return tracking_cost(toy_spec, length_scale=1.0, change_weight=0.05), roll_out(
         state.policy, state.dynamics, starts, previews=previews
     )
 

@@ -13,7 +13,7 @@ from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
 from firsthand.agent.update import adapt_radius, is_refinement_due, update_policy
 from firsthand.optim.rollout import Rollout
-from firsthand.tasks.cost import TrackingCost
+from firsthand.tasks.cost import tracking_cost
 from firsthand_onboard import PolicyShape
 
 SETTINGS = Settings().with_changes({"trust_region.radius": 0.1, "trust_region.max_radius": 0.4, "model.hidden": (2,)})
@@ -62,7 +62,7 @@ def test_an_episode_of_which_nothing_was_seen_does_not_widen_the_radius(state, t
     )
     expecting = eqx.tree_at(lambda s: s.expected_cost, state, jnp.asarray(1.0, jnp.float32))
     refused = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(False))
-    cost = TrackingCost(toy_spec, length_scale=1.0)
+    cost = tracking_cost(toy_spec, length_scale=1.0)
     after, _ = update_policy(expecting, cost, rollout, None, refused, SETTINGS)
     assert float(after.radius) == pytest.approx(0.1)
     assert int(after.refused) == 1

@@ -13,7 +13,7 @@ from firsthand.plants.base import AbstractPlant
 from firsthand.robots import SimulatedRobot
 from firsthand.tasks.base import Task
 from firsthand.tasks.box import BoxGoals, BoxReferences, GoalBox
-from firsthand.tasks.cost import TrackingCost
+from firsthand.tasks.cost import tracking_cost
 from firsthand_onboard import (
     ControlSpec,
     Limits,
@@ -75,7 +75,7 @@ def tiny_task() -> Task:
     home = (0.2, 0.4)
     return Task(
         spec=spec,
-        cost=TrackingCost(spec, length_scale=1.0),
+        cost=tracking_cost(spec, length_scale=1.0),
         sample_goals=BoxGoals(spec, box),
         evaluation=BoxReferences(spec, box, home),
         evaluation_speed=0.3,

@@ -8,7 +8,7 @@ import numpy as np
 
 from firsthand.robots import AbstractRobot
 from firsthand.tasks.base import EvaluationReference, Task
-from firsthand.tasks.cost import TrackingCost
+from firsthand.tasks.cost import tracking_cost
 from firsthand_onboard import ControlSpec, Limits, ReferenceSpec, Scales, SelectedOutput, StateLayout
 
 PERIOD_S = 0.05
@@ -75,7 +75,7 @@ class ProbeRobot(AbstractRobot):
         spec = probe_spec(truth)
         self.truth = truth
         self.task = Task(
-            spec, TrackingCost(spec, length_scale=1.0), _no_goals, _no_references, 1.0, (0.0,) * len(truth.mixing)
+            spec, tracking_cost(spec, length_scale=1.0), _no_goals, _no_references, 1.0, (0.0,) * len(truth.mixing)
         )
         self.rng = np.random.default_rng(seed)
         self.mixing = np.asarray(truth.mixing)

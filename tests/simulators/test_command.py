@@ -12,7 +12,7 @@ from firsthand.training.run import Run
 ROBOT = """
 from firsthand.plants import ScalarPlant
 from firsthand.robots import SimulatedRobot
-from firsthand.tasks import Task, TrackingCost
+from firsthand.tasks import Task, tracking_cost
 from firsthand.tasks.base import EvaluationReference
 from firsthand_onboard import (
     ControlSpec, Limits, PolicyShape, ReferenceSpec, Scales, SelectedOutput, StateLayout,
@@ -36,7 +36,7 @@ class Cart:
     def make_task(self):
         return Task(
             spec=SPEC,
-            cost=TrackingCost(SPEC, length_scale=1.0),
+            cost=tracking_cost(SPEC, length_scale=1.0),
             sample_goals=lambda rng, measured, count: rng.uniform(-1, 1, (count, 1)),
             evaluation=lambda speed: (EvaluationReference("away", 0.1 * np.arange(12.0)[:, None], np.zeros(1)),),
             evaluation_speed=0.3,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.tasks.cost import TrackingCost
+from firsthand.tasks.cost import tracking_cost
 
 
 def test_the_cost_worked_by_hand(toy_spec):
@@ -16,7 +16,7 @@ def test_the_cost_worked_by_hand(toy_spec):
 
     u = (0.4, −0.5), u₋₁ = (0.1, 1.0): changes 0.3/1 and −1.5/1.5, so |Δ|² = 0.09 + 1. Joints are well inside.
     """
-    cost = TrackingCost(toy_spec, length_scale=0.5, change_weight=0.01, limit_weight=0.1)
+    cost = tracking_cost(toy_spec, length_scale=0.5, change_weight=0.01, limit_weight=0.1)
     state = jnp.asarray([0.5, -0.3, 9.0, 9.0, 0.1, 1.0, 9.0, 9.0])
     found = cost(state, jnp.asarray([0.4, -0.5]), jnp.asarray([0.2, 0.1]))
     assert float(found) == pytest.approx(1.0 + 0.01 * 1.09, rel=1e-6)
@@ -35,14 +35,14 @@ def test_the_cost_worked_by_hand(toy_spec):
     ],
 )
 def test_the_limit_term_rises_from_the_margin_to_its_weight_at_the_limit(toy_spec, position, inside):
-    cost = TrackingCost(toy_spec, length_scale=1.0, change_weight=0.0, limit_weight=0.2, limit_margin=0.1)
+    cost = tracking_cost(toy_spec, length_scale=1.0, change_weight=0.0, limit_weight=0.2, limit_margin=0.1)
     state = jnp.asarray([position, 0.0, 0, 0, 0, 0, 0, 0])
     found = cost(state, jnp.asarray([0.0, 0.0]), jnp.asarray([position, 0.0]))
     assert float(found) == pytest.approx(0.2 * inside**4, rel=1e-4, abs=1e-9)
 
 
 def test_following_exactly_without_moving_the_command_costs_nothing(toy_spec):
-    cost = TrackingCost(toy_spec, length_scale=1.0)
+    cost = tracking_cost(toy_spec, length_scale=1.0)
     state = jnp.asarray([0.5, -0.3, 9.0, 9.0, 0.1, 1.0, 9.0, 9.0])
     arguments = (state, jnp.asarray([0.1, 1.0]), jnp.asarray([0.5, -0.3]))
     value, slopes = jax.value_and_grad(cost, argnums=(0, 1))(*arguments)
@@ -66,7 +66,7 @@ def test_following_exactly_without_moving_the_command_costs_nothing(toy_spec):
 )
 def test_a_wrong_weight_is_named(toy_spec, name, value):
     with pytest.raises(UserError, match=f"^{name} is "):
-        TrackingCost(toy_spec, **{"length_scale": 1.0, name: value})
+        tracking_cost(toy_spec, **{"length_scale": 1.0, name: value})
 
 
 def test_a_task_checks_its_home_and_its_trajectories(make_probe_task):
@@ -89,7 +89,7 @@ def test_a_task_checks_its_home_and_its_trajectories(make_probe_task):
 @pytest.mark.parametrize("power", [2, 3, 4])
 def test_the_residuals_squares_add_up_to_the_cost(toy_spec, power):
     """Also in the margins and beyond the limits; and their derivative is finite where a margin begins."""
-    cost = TrackingCost(toy_spec, length_scale=0.7, change_weight=0.03, limit_weight=0.2, limit_power=power)
+    cost = tracking_cost(toy_spec, length_scale=0.7, change_weight=0.03, limit_weight=0.2, limit_power=power)
     rng = np.random.default_rng(power)
     for _ in range(20):
         state, command, reference = (jnp.asarray(2.5 * rng.normal(size=n)) for n in (toy_spec.layout.size, 2, 2))
@@ -100,7 +100,7 @@ def test_the_residuals_squares_add_up_to_the_cost(toy_spec, power):
 
 
 def test_steep_limits_are_felt_later_and_the_same_at_the_limit(toy_spec):
-    cost = TrackingCost(toy_spec, length_scale=1.0, change_weight=0.1, limit_weight=0.2, limit_margin=0.1)
+    cost = tracking_cost(toy_spec, length_scale=1.0, change_weight=0.1, limit_weight=0.2, limit_margin=0.1)
     steep = cost.with_steeper_limits(16)
     for position, inside in ((2.7, 0.5), (3.0, 1.0)):  # the margin is the last 0.6 of 6
         state = jnp.asarray([position, 0.0, 0, 0, 0, 0, 0, 0])

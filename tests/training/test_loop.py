@@ -20,6 +20,7 @@ from firsthand.robots import EpisodeRecord, SimulatedRobot
 from firsthand.runs import RunFolder
 from firsthand.runs.pytrees import to_arrays
 from firsthand.tasks import Task, excavator_task
+from firsthand.tasks.goals import Track
 from firsthand.training import (
     Callback,
     FolderRecorder,
@@ -302,7 +303,7 @@ def test_a_policy_is_not_proven_by_the_few_steps_that_a_bad_sensor_leaves(task: 
 
 def test_a_good_update_ends_a_row_of_refused_ones(task: Task) -> None:
     # A cost that is not finite, though all data are: the gradient is to blame, not the model.
-    broken = dataclasses.replace(task, cost=dataclasses.replace(task.cost, length_scale=1e-30))
+    broken = dataclasses.replace(task, cost=dataclasses.replace(task.cost, goal=Track(1e-30)))
 
     class BreaksTwice(Learner):
         def observe(self, *arguments: Any) -> Any:

@@ -65,9 +65,12 @@ def build_reference(spec: ControlSpec, measured: Any, goal: Any) -> Any:
 
     C²-continuous: a quintic blend in joint space (mapped through the kinematics) or in the space of the tracked
     output, at rest at both ends and held at the goal after `steps`. A goal too far to reach within the allowed peak
-    speeds is moved closer along the straight line to it.
+    speeds is moved closer along the straight line to it. Where the profile is "hold" every row is the goal.
     """
     xp = namespace(measured)
+    if spec.reference.profile == "hold":
+        path = xp.stack([xp.asarray(goal, dtype=measured.dtype)] * spec.reference_length)
+        return output_of_positions(spec.kinematics, path) if spec.reference.space == "position" else path
     if spec.reference.space == "position":
         start = xp.stack([measured[i] for i in spec.layout.position])
     else:
@@ -112,6 +115,11 @@ def observation(spec: ControlSpec, state: Any, preview: Any) -> Any:
     relative to the robot: the error now, and how far the reference will move from where it is now.
     """
     xp = namespace(state)
-    error = (preview[0] - tracked_output(spec, measured_part(spec.layout, state))) / spec.scales.error
-    motion = xp.reshape((preview[1:] - preview[0]) / spec.scales.preview, (-1,))
+    error = (preview[0] - tracked_output(spec, measured_part(spec.layout, state))) / _divisor(spec.scales.error, state)
+    motion = xp.reshape((preview[1:] - preview[0]) / _divisor(spec.scales.preview, state), (-1,))
     return xp.concat([robot_features(spec, state), error, motion])
+
+
+def _divisor(scale: Any, like: Any) -> Any:
+    """One scale for all outputs as it is, or one per output as an array."""
+    return constant(scale, like) if isinstance(scale, tuple) else scale

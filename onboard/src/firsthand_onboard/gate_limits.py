@@ -270,16 +270,19 @@ def check_stops_are_known(limits: GateLimits, kind: str | None, *, simulated: bo
 
 
 def assumed_neutral(spec: ControlSpec) -> np.ndarray:
-    """Zero, where it lies inside every command's range: a signed command does nothing there. Else `SpecError`.
+    """What the specification declares, or zero where that lies inside every command's range. Else `SpecError`.
 
-    For a command from 0 to 1 it is not known: a pump stands at 0, a valve perhaps at 0.5.
+    A signed command does nothing at zero. For one from 0 to 1 it is not known: a pump stands at 0, a valve perhaps at
+    0.5.
     """
     limits = spec.limits
+    if limits.command_neutral is not None:
+        return np.asarray(limits.command_neutral, float)
     for name, low, high in zip(spec.layout.commands, limits.command_low, limits.command_high):  # noqa: B905
         if not low < 0 < high:
             raise SpecError(
                 f"it is not declared at which value the command {name!r} ({low:g} to {high:g}) does nothing: "
-                "give neutral_command in the machine's class, or neutral in the limits"
+                "give neutral in the task, neutral_command in the machine's class, or neutral in the limits"
             )
     return np.zeros(len(limits.command_low))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 FORMAT_VERSION = 1
+MAX_UNIT_LENGTH = 20
 
 
 class SpecError(ValueError):
@@ -66,8 +67,23 @@ class StateLayout:
     """How many past commands the state carries."""
     measurement_memory: int = 0
     """How many past measurements the state carries."""
+    measured_units: tuple[str, ...] = ()
+    """The unit of each measured quantity; empty where none is declared, and "" for one that has none."""
+    command_units: tuple[str, ...] = ()
+    """The unit of each command channel, likewise."""
 
     def __post_init__(self) -> None:
+        for name, units, named in (
+            ("measured_units", self.measured_units, self.measured),
+            ("command_units", self.command_units, self.commands),
+        ):
+            if units:
+                _length(f"layout.{name}", units, len(named), f"entry of layout.{name.split('_')[0]}")
+            for unit in units:
+                _require(
+                    isinstance(unit, str) and len(unit) <= MAX_UNIT_LENGTH and unit.isprintable(),
+                    f"layout.{name} has {unit!r}, but a unit is a text of at most {MAX_UNIT_LENGTH} characters",
+                )
         _require(len(self.measured) > 0, "layout.measured is empty, but at least one quantity must be measured")
         _require(len(self.commands) > 0, "layout.commands is empty, but there must be at least one command channel")
         _require(
@@ -184,17 +200,17 @@ class Scales:
     """Divides y after centring."""
     change_scale: tuple[float, ...]
     """Divides y_k − y_{k-j} (the measurement memory enters as differences)."""
-    error: float
-    """Divides the tracking error now, in the unit of the tracked output."""
-    preview: float
-    """Divides how far the reference will move within the preview, in the unit of the tracked output."""
+    error: float | tuple[float, ...]
+    """Divides the tracking error now, in the unit of the tracked output; one per output where units differ."""
+    preview: float | tuple[float, ...]
+    """Divides how far the reference will move within the preview, likewise."""
 
     def __post_init__(self) -> None:
         _finite("scales.measured_center", self.measured_center)
         _positive("scales.measured_scale", self.measured_scale)
         _positive("scales.change_scale", self.change_scale)
-        _positive("scales.error", (self.error,))
-        _positive("scales.preview", (self.preview,))
+        _positive("scales.error", self.error if isinstance(self.error, tuple) else (self.error,))
+        _positive("scales.preview", self.preview if isinstance(self.preview, tuple) else (self.preview,))
 
 
 @dataclass(frozen=True)
@@ -209,6 +225,8 @@ class Limits:
     """Lower joint limit per position."""
     position_high: tuple[float, ...]
     """Upper joint limit per position."""
+    command_neutral: tuple[float, ...] | None = None
+    """The value per command channel at which the robot is left alone, 0 for a pump; None where it is not declared."""
 
     def __post_init__(self) -> None:
         for name in ("command", "position"):
@@ -217,6 +235,15 @@ class Limits:
             _finite(f"limits.{name}_high", high)
             _length(f"limits.{name}_high", high, len(low), f"entry of {name}_low")
             _ordered(f"limits.{name}", low, high)
+        if self.command_neutral is not None:
+            _finite("limits.command_neutral", self.command_neutral)
+            _length("limits.command_neutral", self.command_neutral, len(self.command_low), "command channel")
+            for i, value in enumerate(self.command_neutral):
+                low, high = self.command_low[i], self.command_high[i]
+                _require(
+                    low <= value <= high,
+                    f"limits.command_neutral[{i}] is {value}, but must lie in the channel's range, {low} to {high}",
+                )
 
 
 @dataclass(frozen=True)
@@ -231,8 +258,13 @@ class ReferenceSpec:
     """The highest speed towards lower values that a reference may ask for, per goal coordinate; below zero."""
     rate_high: tuple[float, ...]
     """The highest speed towards higher values; a goal too far to be reached at these speeds is moved closer."""
+    profile: Literal["move", "hold"] = "move"
+    """A reference moves smoothly from where the robot is to the goal, or is the goal all the time: a set-point."""
 
     def __post_init__(self) -> None:
+        _require(
+            self.profile in ("move", "hold"), f"reference.profile is {self.profile!r}, but must be 'move' or 'hold'"
+        )
         _require(
             self.space in ("position", "output"),
             f"reference.space is {self.space!r}, but must be 'position' or 'output'",
@@ -285,6 +317,9 @@ class ControlSpec:
     def __post_init__(self) -> None:
         _positive("period_s", (self.period_s,))
         layout, num_positions = self.layout, len(self.layout.position)
+        for name in ("error", "preview"):
+            if isinstance(value := getattr(self.scales, name), tuple):
+                _length(f"scales.{name}", value, self.num_outputs, "tracked output")
         _require(len(self.preview) > 0, "preview is empty, but the policy must see where the reference goes")
         _require(
             all(a < b for a, b in zip((0, *self.preview), self.preview)),  # noqa: B905
@@ -312,6 +347,29 @@ class ControlSpec:
         return self.kinematics.num_outputs
 
     @property
+    def neutral(self) -> tuple[float, ...]:
+        """The command that leaves the robot alone: as declared, or else the middle of each channel's range."""
+        limits = self.limits
+        if limits.command_neutral is not None:
+            return limits.command_neutral
+        return tuple((a + b) / 2 for a, b in zip(limits.command_low, limits.command_high))  # noqa: B905
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What the tracked outputs are called."""
+        if isinstance(self.kinematics, SelectedOutput):
+            return tuple(self.layout.measured[i] for i in self.kinematics.indices)
+        return ("x", "z") if isinstance(self.kinematics, PlanarChain) else ()
+
+    @property
+    def output_units(self) -> tuple[str, ...]:
+        """The unit of each tracked output; empty where none is declared."""
+        if isinstance(self.kinematics, SelectedOutput):
+            units = self.layout.measured_units
+            return tuple(units[i] for i in self.kinematics.indices) if units else ()
+        return ("m",) * self.num_outputs if isinstance(self.kinematics, PlanarChain) else ()
+
+    @property
     def goal_size(self) -> int:
         """The length of a goal."""
         return len(self.layout.position) if self.reference.space == "position" else self.num_outputs
@@ -328,7 +386,8 @@ class ControlSpec:
 
     def to_json(self) -> str:
         """The specification as canonical JSON, so that equal specifications give equal text: sorted keys, 1 as 1.0."""
-        return json.dumps({"format": FORMAT_VERSION, **_canonical(dataclasses.asdict(self))}, sort_keys=True)
+        data = _without_defaults(self, dataclasses.asdict(self))
+        return json.dumps({"format": FORMAT_VERSION, **_canonical(data)}, sort_keys=True)
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON: two sides that hold the same digest agree."""
@@ -353,6 +412,19 @@ class ControlSpec:
             raise SpecError(f"the control specification is incomplete or malformed: {error}") from None
 
 
+OPTIONAL = ("measured_units", "command_units", "command_neutral", "profile")
+"""Fields of parts that are left out of the text where nothing is declared: what was written before they existed stays
+as it is."""
+
+
+def _without_defaults(spec: ControlSpec, data: dict[str, Any]) -> dict[str, Any]:
+    for name, part in data.items():
+        if isinstance(part, dict):
+            defaults = {field.name: field.default for field in dataclasses.fields(getattr(spec, name))}
+            data[name] = {key: v for key, v in part.items() if key not in OPTIONAL or v != defaults[key]}
+    return data
+
+
 WHOLE = ("layout", "preview", "steps", "policy", "indices")
 """Fields that hold whole numbers; every other number is a float."""
 
@@ -374,10 +446,11 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
 
 
 # What JSON may hold, by dotted name. Checked before anything is built, so that the message can name the field.
-_TEXT = ("robot", "layout.measured", "layout.commands")
+_TEXT = ("robot", "layout.measured", "layout.commands", "layout.measured_units", "layout.command_units")
 _WHOLE = ("preview", "layout.position", "layout.velocity", "kinematics.indices", "policy.hidden")
 _WHOLE_ONE = ("layout.command_memory", "layout.measurement_memory", "reference.steps")
-_NUMBER_ONE = ("period_s", "scales.error", "scales.preview")
+_NUMBER_ONE = ("period_s",)
+_NUMBER_OR_NUMBERS = ("scales.error", "scales.preview")
 _NUMBERS = (
     "kinematics.base",
     "scales.measured_center",
@@ -385,6 +458,7 @@ _NUMBERS = (
     "scales.change_scale",
     "limits.command_low",
     "limits.command_high",
+    "limits.command_neutral",
     "limits.position_low",
     "limits.position_high",
     "reference.rate_low",
@@ -398,6 +472,10 @@ def _is_whole(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_one_or_more_numbers(value: Any) -> bool:
+    return all(map(_is_number, value)) if isinstance(value, list) else _is_number(value)
 
 
 def _check_kinds(data: dict[str, Any]) -> None:
@@ -421,6 +499,7 @@ def _check_kinds(data: dict[str, Any]) -> None:
     check(_WHOLE_ONE, True, _is_whole, "a whole number")
     check(_NUMBER_ONE, True, _is_number, "a number")
     check(_NUMBERS, False, _is_number, "a list of numbers")
+    check(_NUMBER_OR_NUMBERS, True, _is_one_or_more_numbers, "a number, or a list of them, one per tracked output")
     base = data.get("kinematics", {}).get("base", [0, 0])
     _require(len(base) == 2, f"kinematics.base is {base!r}, but must be two numbers, x and z")
 

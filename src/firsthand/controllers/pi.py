@@ -158,8 +158,8 @@ class PIController:
         measured = measured + np.asarray(spec.scales.measured_center)
         position = measured[list(layout.position)]
         size = layout.size
-        now = chain_points(self.chain, position)[-1] + seen[size : size + 2] * spec.scales.error
-        motion = seen[size + 2 :].reshape(-1, 2) * spec.scales.preview
+        now = chain_points(self.chain, position)[-1] + seen[size : size + 2] * np.asarray(spec.scales.error)
+        motion = seen[size + 2 :].reshape(-1, 2) * np.asarray(spec.scales.preview)
         points = np.concatenate([now[None], now + motion])
         memory = self.memory[i]
         if first:  # a reference begins where the machine is; what the integral has learned of the valves stays

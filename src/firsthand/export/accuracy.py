@@ -55,8 +55,10 @@ def random_inputs(spec: ControlSpec, count: int, seed: int) -> tuple[np.ndarray,
     commands = [rng.uniform(low, high, (count, layout.num_commands)) for _ in range(layout.command_memory)]
     states = np.concatenate([newest, *earlier, *commands], axis=1).astype(np.float32)
     output = np.asarray(tracked_output(spec, states[:, : layout.num_measured].astype(np.float64)))
-    points = output[:, None] + scales.error * rng.normal(size=(count, 1, spec.num_outputs))
-    points = points + scales.preview * np.cumsum(0.3 * rng.normal(size=(count, 1 + len(spec.preview), 1)), axis=1)
+    points = output[:, None] + np.asarray(scales.error) * rng.normal(size=(count, 1, spec.num_outputs))
+    points = points + np.asarray(scales.preview) * np.cumsum(
+        0.3 * rng.normal(size=(count, 1 + len(spec.preview), 1)), axis=1
+    )
     return states, points.astype(np.float32)
 
 

@@ -218,6 +218,8 @@ def _source(name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCa
         c_array("float", "middle", (low + high) / 2),
         c_array("float", "half", (high - low) / 2),
         c_array("int", "ahead", np.asarray((0, *spec.preview), int)),
+        c_array("float", "error_scale", np.broadcast_to(scales.error, (spec.num_outputs,))),
+        c_array("float", "motion_scale", np.broadcast_to(scales.preview, (spec.num_outputs,))),
         *network_tables("", layers),
     ]
     outs, calls, source = network_calls("", layers)
@@ -304,10 +306,10 @@ void {name}_evaluate(const float *state, const float *points, float *command)
     float features[FEATURES], tip[OUTPUTS], {outs};
     int at = robot_features(state, features);
     tracked_output(state, tip);
-    for (int i = 0; i < OUTPUTS; i++) features[at++] = (points[i] - tip[i]) / {c_number(scales.error)};
+    for (int i = 0; i < OUTPUTS; i++) features[at++] = (points[i] - tip[i]) / error_scale[i];
     for (int p = 1; p < POINTS; p++)
         for (int i = 0; i < OUTPUTS; i++)
-            features[at++] = (points[p * OUTPUTS + i] - points[i]) / {c_number(scales.preview)};
+            features[at++] = (points[p * OUTPUTS + i] - points[i]) / motion_scale[i];
 {calls}    for (int i = 0; i < COMMANDS; i++) command[i] = middle[i] + half[i] * {source}[i];
 }}
 

@@ -45,8 +45,8 @@ class Proposal:
                 f"    measured_center={_numbers(self.measured_center)},",
                 f"    measured_scale={_numbers(self.measured_scale)},",
                 f"    change_scale={_numbers(self.change_scale)},",
-                f"    error={scales.error:g},  # as it is: depends on the task, not on the robot",
-                f"    preview={scales.preview:g},  # as it is",
+                f"    error={_one_or_more(scales.error)},  # as it is: depends on the task, not on the robot",
+                f"    preview={_one_or_more(scales.preview)},  # as it is",
                 "),",
             )
         )
@@ -171,6 +171,10 @@ def _scales(
 
 def _round(value: float, digits: int = 2) -> float:
     return float(f"{value:.{digits}g}")
+
+
+def _one_or_more(scale: float | tuple[float, ...]) -> str:
+    return _numbers(scale) if isinstance(scale, tuple) else f"{scale:g}"
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -137,9 +137,8 @@ def preview_indices(spec: ControlSpec, steps: int) -> np.ndarray:
 
 
 def neutral(spec: ControlSpec) -> Float[np.ndarray, " commands"]:
-    """The middle of the command range, which a robot takes as neutral."""
-    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
-    return ((low + high) / 2).astype(np.float32)
+    """The command that leaves a robot alone: as its task declares it, or else the middle of the command range."""
+    return np.asarray(spec.neutral).astype(np.float32)
 
 
 class AbstractRobot(ABC):

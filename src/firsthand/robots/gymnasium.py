@@ -25,7 +25,7 @@ from ..errors import UserError
 from ..plants.sensors import Sensors
 from ..tasks.base import Task
 from ..tasks.box import BoxGoals, BoxReferences, CheckedGoals, CheckedReferences, GoalBox
-from ..tasks.cost import TrackingCost
+from ..tasks.cost import tracking_cost
 from .environment import GymnasiumRobot, environment_name
 
 Numbers = float | Sequence[float]
@@ -250,7 +250,7 @@ def _derive(source: GymnasiumTask) -> Task:
     length_scale = _rounded(0.6 * spread) if source.length_scale is None else float(source.length_scale)
     return Task(
         spec=spec,
-        cost=TrackingCost(
+        cost=tracking_cost(
             spec, length_scale=length_scale, change_weight=source.change_weight, limit_weight=source.limit_weight
         ),
         sample_goals=goals,

@@ -24,7 +24,7 @@ from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError, suggest
 from ..runs import atomic
-from ..tasks import Task, TrackingCost
+from ..tasks import Task, tracking_cost
 from ..tasks.box import BoxGoals, BoxReferences, GoalBox
 from .base import AbstractRobot
 from .source import RobotSource
@@ -179,7 +179,7 @@ class LoggedRobot(RobotSource):
         references = BoxReferences(spec, box, self.home)
         return Task(
             spec=spec,
-            cost=TrackingCost(spec, length_scale=spec.scales.error),
+            cost=tracking_cost(spec, length_scale=spec.scales.error),
             sample_goals=BoxGoals(spec, box),
             evaluation=references,
             evaluation_speed=references.speed(),

@@ -1,7 +1,9 @@
 """What is known about a robot: tracked output, cost, goals, evaluation references."""
 
+from . import goals as goals
 from .base import EvaluationReference as EvaluationReference
 from .base import Task as Task
-from .cost import TrackingCost as TrackingCost
+from .cost import StepCost as StepCost
+from .cost import tracking_cost as tracking_cost
 from .excavator import excavator_task as excavator_task
 from .soft_arm import soft_arm_task as soft_arm_task

@@ -10,7 +10,7 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 
 from ..errors import UserError
-from .cost import TrackingCost
+from .cost import StepCost, try_cost
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Task:
 
     spec: ControlSpec
     """What the robot's side must know too."""
-    cost: TrackingCost
+    cost: StepCost
     """What is minimised."""
     sample_goals: GoalSampler
     """Where the references of an episode lead."""
@@ -71,6 +71,9 @@ class Task:
             raise UserError(
                 f"home has {len(self.home)} entries, but must have {len(self.spec.layout.position)}, one per position."
             )
+        if not self.cost.goal.is_ready_made:  # before anything moves
+            references = self.evaluation(self.evaluation_speed)
+            try_cost(self.cost, np.concatenate([reference.points for reference in references]))
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from firsthand_onboard.kinematics import nearest_configuration, output_of_positi
 
 from . import paths
 from .base import EvaluationReference, Task
-from .cost import TrackingCost
+from .cost import tracking_cost
 
 JOINTS = ("boom", "dipper", "telescope", "pitch")
 JOINT_LOW = (-1.34, 0.58, 0.0, -0.35)
@@ -190,7 +190,7 @@ def excavator_task(
     )
     return Task(
         spec=spec,
-        cost=TrackingCost(spec, length_scale=1.0, change_weight=change_weight, limit_weight=limit_weight),
+        cost=tracking_cost(spec, length_scale=1.0, change_weight=change_weight, limit_weight=limit_weight),
         sample_goals=ExcavatorGoals(duration_s=steps * period_s),
         evaluation=ExcavatorEvaluation(period_s),
         evaluation_speed=0.5,

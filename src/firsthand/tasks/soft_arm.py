@@ -17,7 +17,7 @@ from firsthand_onboard.features import PEAK_OF_QUINTIC
 
 from . import paths
 from .base import EvaluationReference, Task
-from .cost import TrackingCost
+from .cost import tracking_cost
 
 ENDS = ("lower", "middle", "tip")
 COORDINATES = tuple(f"{end}.{axis}" for end in ENDS for axis in "xyz")
@@ -123,7 +123,7 @@ def soft_arm_task(
     )
     return Task(
         spec=spec,
-        cost=TrackingCost(spec, length_scale=length_scale, change_weight=change_weight),
+        cost=tracking_cost(spec, length_scale=length_scale, change_weight=change_weight),
         sample_goals=SoftArmGoals(duration_s=steps * period_s),
         evaluation=SoftArmEvaluation(period_s),
         evaluation_speed=0.125,

@@ -194,6 +194,13 @@ def visited_states(
     return np.where((rows < size)[:, None], earlier, newest[np.maximum(rows - size, 0)])
 
 
+def fit_settings(settings: Settings, task: Task) -> Settings:
+    """The settings as they can be used for this task: a cost that is no sum of squares cannot be refined."""
+    if task.cost.is_least_squares or not settings.refines:
+        return settings
+    return settings.with_changes({"refinement.steps": 0})
+
+
 class EpisodeUpdate(NamedTuple):
     """What one episode's update did, and what it showed."""
 
@@ -209,8 +216,8 @@ class Learner:
     """The agent on the host: keeps the transitions, and turns an episode into an update."""
 
     def __init__(self, task: Task, settings: Settings, buffer: Buffer) -> None:
-        self.task, self.settings, self.buffer = task, settings, buffer
-        self.agent = Agent(task.spec, task.cost, settings)
+        self.task, self.settings, self.buffer = task, fit_settings(settings, task), buffer
+        self.agent = Agent(task.spec, task.cost, self.settings)
 
     def remember(self, record: EpisodeRecord) -> None:
         """Append an episode to the buffer without learning from it, as when a run is resumed."""

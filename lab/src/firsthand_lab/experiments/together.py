@@ -22,7 +22,7 @@ from firsthand.plants.base import AbstractPlant
 from firsthand.robots.base import EpisodeRecord
 from firsthand.robots.simulated import SimulatedRobot, run_trajectories
 from firsthand.tasks import Task
-from firsthand.training.learning import plan_episode, prepare_experience, read_record
+from firsthand.training.learning import fit_settings, plan_episode, prepare_experience, read_record
 
 
 class Together:
@@ -37,7 +37,8 @@ class Together:
     def __init__(
         self, plant: AbstractPlant, task: Task, settings: Settings, seeds: Sequence[int], *, episodes: int
     ) -> None:
-        self.plant, self.task, self.settings, self.seeds = plant, task, settings, tuple(seeds)
+        self.plant, self.task, self.seeds = plant, task, tuple(seeds)
+        self.settings = settings = fit_settings(settings, task)
         self.episode = 0
         """Episodes done."""
         capacity = episodes * task.trajectories * task.steps

@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from firsthand_onboard import ArmModel as ArmModel
+
     from ._api import RunResult as RunResult
     from ._api import evaluate as evaluate
     from ._api import export_policy as export_policy
@@ -56,6 +58,7 @@ _PLACES = {
     "Robot": ".robots:AbstractRobot",
     "EpisodeRecord": ".robots",
     "GymnasiumTask": ".robots.gymnasium",
+    "ArmModel": "firsthand_onboard",
     "Task": ".tasks",
     "check_plant": ".plants",
     "Sensors": ".plants.sensors",
@@ -77,6 +80,7 @@ _PLACES = {
 
 __all__ = [
     "PRESETS",
+    "ArmModel",
     "Callback",
     "Controller",
     "Dynamics",

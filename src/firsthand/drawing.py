@@ -2,19 +2,21 @@
 
 import numpy as np
 
-from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard import ControlSpec, SelectedOutput, SerialChain
 from firsthand_onboard.kinematics import chain_points, tracked_output
 
 
 def body_points(spec: ControlSpec, measured: np.ndarray) -> np.ndarray | None:
     """From the base to the tip, `(…, points, 2)`, in the plane of the tracked output; None where nothing is known.
 
-    A planar chain is computed from its joints. Where the robot measures several of its points, as `NAME.x` and
-    `NAME.y`, and tracks one of them, they are joined in the order in which they are measured, from the origin.
+    A chain is computed from its joints; one in space is seen from the side. Where the robot measures several of its
+    points, as `NAME.x` and `NAME.y`, and tracks one of them, they are joined in the order in which they are measured,
+    from the origin.
     """
     measured = np.asarray(measured, float)
-    if isinstance(spec.kinematics, PlanarChain):
-        return np.asarray(chain_points(spec.kinematics, measured[..., list(spec.layout.position)]))
+    if not isinstance(spec.kinematics, SelectedOutput):
+        points = np.asarray(chain_points(spec.kinematics, measured[..., list(spec.layout.position)]))
+        return points[..., list(drawn_coordinates(spec))]
     names = spec.layout.measured
     tracked = [names[i].rpartition(".") for i in spec.kinematics.indices[:2]]
     if len(tracked) < 2 or tracked[0][0] != tracked[1][0] or not tracked[0][0]:
@@ -28,17 +30,22 @@ def body_points(spec: ControlSpec, measured: np.ndarray) -> np.ndarray | None:
     return np.concatenate([np.zeros_like(points[..., :1, :]), points], axis=-2)
 
 
+def drawn_coordinates(spec: ControlSpec) -> tuple[int, int]:
+    """Which two coordinates of the tracked output a picture shows: x and z of a chain in space, else the first two."""
+    return (0, 2) if isinstance(spec.kinematics, SerialChain) else (0, 1)
+
+
 def plane_of(spec: ControlSpec, outputs: np.ndarray) -> np.ndarray:
     """Tracked outputs `(…, steps, outputs)` as points of a picture, `(…, steps, 2)`; one output is drawn over time."""
     if outputs.shape[-1] > 1:
-        return outputs[..., :2]
+        return outputs[..., list(drawn_coordinates(spec))]
     time = np.broadcast_to(spec.period_s * np.arange(outputs.shape[-2])[:, None], outputs.shape)
     return np.concatenate([time, outputs], axis=-1)
 
 
 def axis_labels(spec: ControlSpec, unit: str) -> tuple[str, str]:
     """What the axes of such a picture are."""
-    if isinstance(spec.kinematics, PlanarChain):
+    if not isinstance(spec.kinematics, SelectedOutput):
         return f"x ({unit})", f"z ({unit})"
     names = [spec.layout.measured[i].replace(".", " ") for i in spec.kinematics.indices]
     if len(names) == 1:

@@ -17,7 +17,7 @@ from .features import PEAK_OF_QUINTIC, quintic_blend
 from .gate_limits import GateLimits
 from .machine import MachineError
 from .policy import fast_output
-from .spec import ControlSpec, PlanarChain, SpecError
+from .spec import CHAINS, ControlSpec, SpecError
 
 AWAY = "homing leads away from its reference"
 NEAR = 0.03
@@ -78,7 +78,7 @@ def _check_box(spec: ControlSpec, limits: GateLimits, homing: Homing) -> None:
     measured[list(spec.layout.position)] = homing.position
     at = fast_output(spec)(measured)
     for i, (low, high) in enumerate(zip(limits.box_low, limits.box_high)):  # noqa: B905 (Python 3.10)
-        if isinstance(spec.kinematics, PlanarChain) and not low <= at[i] <= high:
+        if isinstance(spec.kinematics, CHAINS) and not low <= at[i] <= high:
             raise SpecError(
                 f"home is at {at[i]:.3g} in coordinate {i} of the workspace box, which goes from {low} to {high}"
             )

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 
 from .arrays import namespace
-from .spec import ControlSpec, Kinematics, PlanarChain, SpecError
+from .serial_chain import serial_error, serial_jacobian, serial_output, serial_points
+from .spec import CHAINS, Chain, ControlSpec, Kinematics, PlanarChain, SerialChain, SpecError
 
 
-def chain_points(chain: PlanarChain, position: Any) -> Any:
-    """Where the ends of the links are: `(…, joints + 1, 2)`, the base first, the tip last.
+def chain_points(chain: Chain, position: Any) -> Any:
+    """Where the ends of the links are: `(…, points, 2 or 3)`, the base first, the tip last.
 
-    A vector (along, perpendicular) in a link at absolute angle a is
+    In a planar chain, a vector (along, perpendicular) in a link at absolute angle a is
     (cos a · along + sin a · perp, −sin a · along + cos a · perp): a positive angle turns the link down.
     """
+    if isinstance(chain, SerialChain):
+        return serial_points(chain, position)
     xp = namespace(position)
     x = xp.full_like(position[..., 0], chain.base[0])
     z = xp.full_like(position[..., 0], chain.base[1])
@@ -37,6 +40,8 @@ def chain_points(chain: PlanarChain, position: Any) -> Any:
 
 def output_of_positions(kinematics: Kinematics, position: Any) -> Any:
     """The tracked output `(…, outputs)` at joint positions `(…, positions)`; only a chain has one."""
+    if isinstance(kinematics, SerialChain):
+        return serial_output(kinematics, position)
     if not isinstance(kinematics, PlanarChain):
         raise SpecError("reference.space is 'position', but this robot's tracked output is measured, not computed")
     return chain_points(kinematics, position)[..., -1, :]
@@ -45,14 +50,29 @@ def output_of_positions(kinematics: Kinematics, position: Any) -> Any:
 def tracked_output(spec: ControlSpec, measured: Any) -> Any:
     """The tracked output `(…, outputs)` at a measurement `(…, measured)`."""
     xp = namespace(measured)
-    if isinstance(spec.kinematics, PlanarChain):
+    if isinstance(spec.kinematics, CHAINS):
         position = xp.stack([measured[..., i] for i in spec.layout.position], axis=-1)
         return output_of_positions(spec.kinematics, position)
     return xp.stack([measured[..., i] for i in spec.kinematics.indices], axis=-1)
 
 
-def chain_jacobian(chain: PlanarChain, position: np.ndarray) -> np.ndarray:
-    """∂tip/∂position, `(2, joints)`, by central differences (numpy only; used off the control path)."""
+def output_error(spec: ControlSpec, wanted: Any, found: Any) -> Any:
+    """From the tracked output `found` to the one `wanted`, `(…, outputs)`.
+
+    The difference; for an orientation, the rotation vector from the one to the other (see `SerialChain`).
+    """
+    if isinstance(spec.kinematics, SerialChain):
+        return serial_error(spec.kinematics, wanted, found)
+    return wanted - found
+
+
+def chain_jacobian(chain: Chain, position: np.ndarray) -> np.ndarray:
+    """∂output/∂position, `(outputs, joints)`, in numpy; used off the control path.
+
+    By central differences for a planar chain.
+    """
+    if isinstance(chain, SerialChain):
+        return serial_jacobian(chain, position)
     step = 1e-6
     shifted = position + step * np.concatenate([np.eye(len(position)), -np.eye(len(position))])
     tips = chain_points(chain, shifted)[:, -1, :]
@@ -78,7 +98,7 @@ def _towards(jacobian: np.ndarray, residual: np.ndarray, scaled: np.ndarray) -> 
 
 
 def nearest_configuration(
-    chain: PlanarChain,
+    chain: Chain,
     point: Any,
     *,
     low: Any,
@@ -98,14 +118,14 @@ def nearest_configuration(
     for _ in range(iterations):
         position = middle + half * scaled
         jacobian = chain_jacobian(chain, position) * half
-        residual = point - chain_points(chain, position)[-1]
+        residual = point - output_of_positions(chain, position)
         update = _towards(jacobian, residual, scaled)
         length = float(np.linalg.norm(update))
         scaled = np.clip(scaled + update * min(1.0, 0.3 / max(length, 1e-12)), -1.0, 1.0)
         if length < tolerance:
             break
     position = middle + half * scaled
-    miss = float(np.linalg.norm(point - chain_points(chain, position)[-1]))
+    miss = float(np.linalg.norm(point - output_of_positions(chain, position)))
     if not miss < 1e-5:
         raise SpecError(
             f"the point {tuple(point)} is out of reach inside the joint limits: the tip misses it by {miss:.3f} m"

@@ -9,7 +9,8 @@ import numpy as np
 
 from .arrays import constant, namespace
 from .features import observation
-from .spec import ControlSpec, PlanarChain, SpecError
+from .serial_chain import serial_output_at
+from .spec import ControlSpec, SelectedOutput, SerialChain, SpecError
 
 Layer = tuple[Any, Any]
 """Weight `(out, in)` and bias `(out,)` of one layer."""
@@ -126,7 +127,10 @@ def fast_output(spec: ControlSpec) -> Callable[[np.ndarray], np.ndarray]:
     What is returned is overwritten by the next call.
     """
     chain, single = spec.kinematics, np.float32
-    if not isinstance(chain, PlanarChain):
+    if isinstance(chain, SerialChain):
+        entries = list(spec.layout.position)
+        return lambda measured: np.asarray(serial_output_at(chain, measured[entries].tolist()), single)
+    if isinstance(chain, SelectedOutput):
         chosen = np.asarray(chain.indices)
         return lambda measured: measured[chosen]
     count = len(chain.joints)

@@ -14,36 +14,16 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
+from .serial_chain import ChainJoint, SerialChain
+from .spec_checks import SpecError as SpecError
+from .spec_checks import check_finite as _finite
+from .spec_checks import check_length as _length
+from .spec_checks import check_ordered as _ordered
+from .spec_checks import check_positive as _positive
+from .spec_checks import require as _require
+
 FORMAT_VERSION = 1
 MAX_UNIT_LENGTH = 20
-
-
-class SpecError(ValueError):
-    """A control specification that cannot be used; the message says which field is wrong and what it may be."""
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise SpecError(message)
-
-
-def _finite(name: str, values: tuple[float, ...]) -> None:
-    for i, value in enumerate(values):
-        _require(math.isfinite(value), f"{name}[{i}] is {value}, but must be a finite number")
-
-
-def _positive(name: str, values: tuple[float, ...]) -> None:
-    for i, value in enumerate(values):
-        _require(math.isfinite(value) and value > 0, f"{name}[{i}] is {value}, but must be a positive number")
-
-
-def _length(name: str, values: tuple, size: int, of: str) -> None:
-    _require(len(values) == size, f"{name} has {len(values)} entries, but must have {size}, one per {of}")
-
-
-def _ordered(name: str, low: tuple[float, ...], high: tuple[float, ...]) -> None:
-    for i, (a, b) in enumerate(zip(low, high)):  # noqa: B905 (Python 3.10: lengths are checked before)
-        _require(a < b, f"{name}_low[{i}] is {a}, but must be below {name}_high[{i}], which is {b}")
 
 
 @dataclass(frozen=True)
@@ -169,6 +149,15 @@ class PlanarChain:
         """A point in the plane has two coordinates."""
         return 2
 
+    def in_space(self) -> SerialChain:
+        """The same chain in space: y is 0, and a joint turns about the y axis or moves along the x axis of its link."""
+        joints, (x, z) = [], self.base
+        for joint in self.joints:
+            axis = (0.0, 1.0, 0.0) if joint.kind == "revolute" else (1.0, 0.0, 0.0)
+            joints.append(ChainJoint(joint.kind, (x, 0.0, z), axis=axis))
+            x, z = joint.along, joint.perpendicular
+        return SerialChain(tuple(joints), tip=(x, 0.0, z))
+
 
 @dataclass(frozen=True)
 class SelectedOutput:
@@ -187,7 +176,10 @@ class SelectedOutput:
         return len(self.indices)
 
 
-Kinematics = Union[PlanarChain, SelectedOutput]  # noqa: UP007 (Python 3.10 evaluates this at run time)
+Chain = Union[PlanarChain, SerialChain]  # noqa: UP007 (Python 3.10 evaluates this at run time)
+CHAINS = (PlanarChain, SerialChain)
+"""Kinds of tracked output that are computed from joint positions."""
+Kinematics = Union[PlanarChain, SerialChain, SelectedOutput]  # noqa: UP007 (Python 3.10 evaluates this at run time)
 
 
 @dataclass(frozen=True)
@@ -329,7 +321,7 @@ class ControlSpec:
             _length(f"scales.{name}", getattr(self.scales, name), layout.num_measured, "measured quantity")
         _length("limits.command_low", self.limits.command_low, layout.num_commands, "command channel")
         _length("limits.position_low", self.limits.position_low, num_positions, "position")
-        if isinstance(self.kinematics, PlanarChain):
+        if isinstance(self.kinematics, CHAINS):
             _length("kinematics.joints", self.kinematics.joints, num_positions, "position")
         else:
             for index in self.kinematics.indices:
@@ -512,10 +504,14 @@ def _build_spec(data: dict[str, Any]) -> ControlSpec:
     if kind == "planar_chain":
         joints = tuple(PlanarJoint(**joint) for joint in kinematics_data["joints"])
         kinematics = PlanarChain(base=_tuples(kinematics_data["base"]), joints=joints)
+    elif kind == "serial_chain":
+        parts = {name: _tuples(value) for name, value in kinematics_data.items() if name not in ("joints", "kind")}
+        joints = tuple(ChainJoint(**_fields(joint)) for joint in kinematics_data["joints"])
+        kinematics = SerialChain(joints=joints, **parts)
     elif kind == "selected":
         kinematics = SelectedOutput(indices=_tuples(kinematics_data["indices"]))
     else:
-        raise SpecError(f"kinematics.kind is {kind!r}, but must be 'planar_chain' or 'selected'")
+        raise SpecError(f"kinematics.kind is {kind!r}, but must be 'planar_chain', 'serial_chain' or 'selected'")
     parts = {
         "layout": StateLayout(**_fields(data["layout"])),
         "kinematics": kinematics,

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.kinematics import output_error, tracked_output
 
 from ..robots.base import EpisodeRecord
 
@@ -64,7 +64,7 @@ def tracking_errors(
     values = record.measured if as_measured else record.best_known
     steps = record.commands.shape[1]
     output = np.asarray(tracked_output(spec, values[:, :steps].astype(np.float64)))
-    error = np.linalg.norm(output - record.references[:, :steps], axis=-1)
+    error = np.linalg.norm(output_error(spec, output, record.references[:, :steps]), axis=-1)
     return error[seen(record)]
 
 

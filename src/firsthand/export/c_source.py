@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard import ControlSpec, SelectedOutput, SerialChain
 from firsthand_onboard.numpy_observer import Observer
 from firsthand_onboard.policy import Layer
 
@@ -16,6 +16,7 @@ from .accuracy import exact_commands, random_inputs
 from .c_observer import observer_definitions, observer_header, observer_source, observer_test
 from .c_values import c_array, c_number, network_calls, network_tables
 from .card import ModelCard
+from .serial_tip import c_tip
 
 VECTORS = 16
 """Inputs in the test vector."""
@@ -137,7 +138,9 @@ void {name}_evaluate(const float *state, const float *points, float *command);
 
 def _tip(spec: ControlSpec) -> str:
     """Statements that set `tip` from `measured`."""
-    if not isinstance(spec.kinematics, PlanarChain):
+    if isinstance(spec.kinematics, SerialChain):
+        return c_tip(spec.kinematics, spec.layout.position)
+    if isinstance(spec.kinematics, SelectedOutput):
         return "".join(f"    tip[{i}] = state[{entry}];\n" for i, entry in enumerate(spec.kinematics.indices))
     chain = spec.kinematics
     lines = [

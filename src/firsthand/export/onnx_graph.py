@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard import ControlSpec, SelectedOutput, SerialChain
 from firsthand_onboard.numpy_observer import Observer
 from firsthand_onboard.observer import num_blocks, predicted_entries
 from firsthand_onboard.policy import Layer
 
 from ..errors import UserError
 from .card import ModelCard
+from .serial_tip import onnx_tip
 
 OPSET = 17
 CARRIED = ("clipped", "missing", "restarts")
@@ -230,9 +231,11 @@ def _robot_features(graph: _Graph, spec: ControlSpec) -> list[str]:
 def _output(graph: _Graph, spec: ControlSpec, measured: str) -> str:
     """The tracked output `(batch, outputs)`."""
     chain = spec.kinematics
-    if not isinstance(chain, PlanarChain):
+    if isinstance(chain, SelectedOutput):
         return graph.entries(measured, chain.indices)
     position = graph.entries(measured, spec.layout.position)
+    if isinstance(chain, SerialChain):
+        return onnx_tip(graph, chain, position)
     turns = np.asarray([joint.kind == "revolute" for joint in chain.joints], np.float32)
     # Column j of the matrix adds up the revolute joints from the base to joint j.
     angle = graph.node("MatMul", position, graph.constant(np.triu(np.ones((len(turns),) * 2)) * turns[:, None]))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard import ControlSpec, SelectedOutput
 from firsthand_onboard.kinematics import tracked_output
 
 from ..drawing import axis_labels, body_points, path_points, plane_of
@@ -199,6 +199,6 @@ def _plain(name: str) -> str:
 
 def _position_name(spec: ControlSpec, i: int) -> str:
     name = spec.layout.measured[spec.layout.position[i]].removesuffix(".position")
-    if not isinstance(spec.kinematics, PlanarChain):
+    if isinstance(spec.kinematics, SelectedOutput):
         return _plain(name)
     return f"{name} ({'rad' if spec.kinematics.joints[i].kind == 'revolute' else 'm'})"

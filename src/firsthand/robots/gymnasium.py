@@ -16,6 +16,7 @@ from firsthand_onboard import (
     ReferenceSpec,
     Scales,
     SelectedOutput,
+    SerialChain,
     StateLayout,
 )
 from firsthand_onboard.features import PEAK_OF_QUINTIC, build_reference
@@ -51,8 +52,8 @@ class GymnasiumTask:
     """Highest speed that a reference may ask for, per goal coordinate, in both directions."""
     velocities: Sequence[int] = ()
     """Which entries are the velocities of these positions, in the same order; empty if none are measured."""
-    tracked: Sequence[int] | PlanarChain | None = None
-    """What shall follow references: entries of the measurement (by default the positions), or a planar arm's tip."""
+    tracked: Sequence[int] | PlanarChain | SerialChain | None = None
+    """What shall follow references: entries of the measurement (by default the positions), or the tip of an arm."""
     observe: Callable[[Any], Any] | None = None
     """From an observation to the measurement, a vector; by default the observation itself."""
     angles: Sequence[int] = ()
@@ -210,7 +211,7 @@ def _derive(source: GymnasiumTask) -> Task:
         raise UserError("positions is empty, but at least one entry of the measurement must be a position.")
     position_low = _numbers("position_low", source.position_low, len(positions), "position")
     position_high = _numbers("position_high", source.position_high, len(positions), "position")
-    if isinstance(source.tracked, PlanarChain):
+    if isinstance(source.tracked, PlanarChain | SerialChain):
         kinematics, space, goal_entries = source.tracked, "position", positions
     else:
         goal_entries = positions if source.tracked is None else _entries("tracked", source.tracked, size)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from firsthand_onboard import ControlSpec, PlanarChain
+from firsthand_onboard import ControlSpec, SelectedOutput
 from firsthand_onboard.features import PEAK_OF_QUINTIC
 from firsthand_onboard.kinematics import nearest_configuration, output_of_positions, tracked_output
 from firsthand_onboard.spec import SpecError
@@ -174,7 +174,7 @@ def along(points: np.ndarray) -> np.ndarray:
 def start_of(spec: ControlSpec, point: np.ndarray, home: tuple[float, ...]) -> np.ndarray:
     """A configuration with the tracked output at `point`; `home` stands for positions that `point` says nothing of."""
     limits = spec.limits
-    if isinstance(spec.kinematics, PlanarChain):
+    if not isinstance(spec.kinematics, SelectedOutput):
         return nearest_configuration(spec.kinematics, point, low=limits.position_low, high=limits.position_high)
     start = np.asarray(home, float)
     for index, value in zip(spec.kinematics.indices, point, strict=True):
@@ -213,7 +213,7 @@ class CheckedReferences:
                 f"the evaluation path {name!r} has shape {points.shape}, but must have {self.spec.num_outputs} "
                 "columns, one per tracked output, and a row per step."
             )
-        if isinstance(self.spec.kinematics, PlanarChain):
+        if not isinstance(self.spec.kinematics, SelectedOutput):
             for point in points[:: max(len(points) // CHECKED_POINTS, 1)]:
                 try:
                     start_of(self.spec, point, self.home)

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import last_command, measured_part
-from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.kinematics import output_error, tracked_output
 
 from ..errors import UserError
 
@@ -139,7 +139,7 @@ class Track(AbstractGoal):
 
     def residuals(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, " n"]:
         """The tracking error in scales."""
-        error = (x.output - r) / _array(self.scale)
+        error = output_error(x.spec, x.output, r) / _array(self.scale)
         return error if self.weight == 1.0 else _array(_roots(self.weight)) * error
 
 

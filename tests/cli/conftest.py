@@ -1,5 +1,6 @@
 """Real processes. They share a compilation cache, so that only the first one of each kind compiles."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -25,7 +26,8 @@ SETTINGS = {
     "paper": ("--preset", "paper", "--model.steps", "20"),
 }
 """Small runs of both presets."""
-EPISODES = 6
+EPISODES = 4
+"""Three or fewer have a smaller buffer, and everything would be compiled again."""
 PATIENCE = 600
 """Seconds after which a process counts as hanging; machines are slow when they are busy."""
 
@@ -94,30 +96,43 @@ def firsthand(cache: Path, tmp_path: Path) -> Firsthand:
     return Firsthand(cache, tmp_path)
 
 
-@pytest.fixture(scope="session")
-def uninterrupted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The run of a preset that was never stopped; made once, not to be changed."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-
-    def run(preset: str) -> Path:
-        out = folder / preset
+def train_once(cache: Path, preset: str, episodes: int) -> Path:
+    """The folder of a small run, which the first worker that asks for it trains for all."""
+    cache.mkdir(parents=True, exist_ok=True)
+    out = cache / f"{preset}-{episodes}"
+    with out.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not out.exists():
-            Firsthand(cache, folder).train(out, preset, "--episodes", str(EPISODES))
-        return out
-
-    return run
+            new = out.with_suffix(".new")
+            shutil.rmtree(new, ignore_errors=True)
+            Firsthand(cache, cache).train(new, preset, "--episodes", str(episodes))
+            new.rename(out)
+    return out
 
 
 @pytest.fixture(scope="session")
-def begun(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
+def uninterrupted(cache: Path) -> Callable[[str], Path]:
+    """The run of a preset that was never stopped; not to be changed."""
+    return lambda preset: train_once(cache, preset, EPISODES)
+
+
+@pytest.fixture(scope="session")
+def begun(cache: Path) -> Callable[[str, Path], Path]:
     """Copies a run of two episodes to a folder."""
-    folder = tmp_path_factory.mktemp("begun")
+    return lambda preset, to: Path(shutil.copytree(train_once(cache, preset, 2), to))
+
+
+@pytest.fixture(scope="session")
+def halfway(uninterrupted: Callable[[str], Path]) -> Callable[[str, Path], Path]:
+    """Copies a run that was killed after two episodes to a folder: what came later is not there."""
 
     def copy(preset: str, to: Path) -> Path:
-        out = folder / preset
-        if not out.exists():
-            Firsthand(cache, folder).train(out, preset, "--episodes", "2")
-        shutil.copytree(out, to)
+        shutil.copytree(uninterrupted(preset), to)
+        for file in [*to.glob("episodes/*.safetensors"), *to.glob("checkpoints/*.safetensors")]:
+            if int(file.stem) > 2:
+                file.unlink()
+        lines = (to / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (to / "metrics.jsonl").write_text("".join(lines[:2]))
         return to
 
     return copy

@@ -14,9 +14,18 @@ import pytest
 from .conftest import EPISODES, PATIENCE, SETTINGS, Firsthand, assert_same
 
 
-@pytest.mark.parametrize("preset", ["fast", pytest.param("paper", marks=pytest.mark.slow)])
-def test_resuming_gives_the_same_bits(preset: str, firsthand: Firsthand, uninterrupted, begun, tmp_path: Path) -> None:
-    run = begun(preset, tmp_path / "run")
+@pytest.mark.parametrize(
+    ("preset", "start"),
+    [
+        ("fast", "halfway"),
+        pytest.param("fast", "begun", marks=pytest.mark.slow),
+        pytest.param("paper", "begun", marks=pytest.mark.slow),
+    ],
+)
+def test_resuming_gives_the_same_bits(
+    preset: str, start: str, firsthand: Firsthand, uninterrupted, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    run = request.getfixturevalue(start)(preset, tmp_path / "run")
     content = json.loads((run / "config.json").read_text())
     content["provenance"]["packages"]["optax"] = "0.0.1"  # as if begun with another version
     del content["sha256"]
@@ -89,7 +98,7 @@ def interrupted(firsthand: Firsthand, *arguments: str | Path, times: int) -> tup
 
 def test_ctrl_c_finishes_the_episode_and_says_how_to_go_on(firsthand: Firsthand, uninterrupted, tmp_path: Path) -> None:
     run = tmp_path / "a run [of mine]"
-    code, said = interrupted(firsthand, "--out", run, *SETTINGS["fast"], "--episodes", "2", times=1)
+    code, said = interrupted(firsthand, "--out", run, *SETTINGS["fast"], "--episodes", str(EPISODES), times=1)
     assert code == 130
     assert "Stopping after this episode; press Ctrl-C again to stop at once." in said
     match = re.search(r"Stopped after episode (\d); everything is written.", said)
@@ -103,7 +112,7 @@ def test_ctrl_c_finishes_the_episode_and_says_how_to_go_on(firsthand: Firsthand,
     assert done.returncode == 0, done.stderr
     assert "together" in done.stdout
     assert "Report: " in done.stdout
-    for k in (1, 2):
+    for k in (1, 2, EPISODES):
         name = f"episodes/{k:06d}.safetensors"
         assert (run / name).read_bytes() == (uninterrupted("fast") / name).read_bytes()
 

@@ -10,6 +10,7 @@ from firsthand.runs import provenance
 
 def test_what_is_collected() -> None:
     collected = provenance.collect()
+    assert collected["run_id"] != provenance.collect()["run_id"]
     assert json.loads(json.dumps(collected)) == collected
     assert collected["packages"]["jax"] == jax.__version__
     assert set(collected["packages"]) >= {"firsthand", "jaxlib", "equinox", "optax", "numpy"}

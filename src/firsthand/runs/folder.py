@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,7 +59,7 @@ class RunFolder:
         self.config = config
         self.provenance = provenance
         self.identity = identity
-        """SHA-256 of config.json, which no other run has: its provenance holds a random number."""
+        """SHA-256 of config.json, which no other run has: `provenance.collect` puts a random number into it."""
         self._lock = lock
         self._metrics = MetricsFile(path / "metrics.jsonl")
 
@@ -95,11 +94,7 @@ class RunFolder:
                 atomic.make_own_folder(path / "data")
                 for name, file in data.items():
                     atomic.write_bytes(path / "data" / name, file)
-            content = {
-                "format": FORMAT,
-                "config": config,
-                "provenance": {**provenance, "run_id": secrets.token_hex(16)},
-            }
+            content = {"format": FORMAT, "config": config, "provenance": provenance}
             # Last, because it is what makes the folder a run.
             atomic.write_signed_json(path / "config.json", content)
             return cls(path, *_read_config(path), lock)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import secrets
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ PACKAGES = ("firsthand", "firsthand-onboard", "jax", "jaxlib", "equinox", "optax
 def collect() -> dict[str, Any]:
     """Everything that helps to make the same run again. Never fails: what is not known is None."""
     return {
+        "run_id": secrets.token_hex(16),  # so that no other config.json is like this one
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "argv": list(sys.argv),
         "packages": {name: _version(name) for name in PACKAGES},

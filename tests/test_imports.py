@@ -19,7 +19,7 @@ SOURCES = {
 }
 ROW = re.compile(r"^\| (?P<packages>`[^|]*) \|[^|]*\| (?P<imports>[^|]*) \|$", re.MULTILINE)
 FOR_EVERYBODY = "nothing; everybody may import them"
-SHARED = {"errors", "units", "console", "drawing", "interrupt", "cache", "advice"}
+SHARED = {"errors", "units", "console", "drawing", "interrupt", "cache", "advice", "standstill"}
 
 
 def table() -> dict[str, set[str]]:

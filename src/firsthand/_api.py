@@ -17,7 +17,8 @@ from .robots.description import ROBOT_DESCRIPTION
 from .robots.registry import find_robot
 from .robots.source import RobotSource
 from .runs import RunFolder, provenance
-from .training import Callback, FolderRecorder, MemoryRecorder, Trainer, TrainingConfig
+from .tasks.box import check_goals
+from .training import Callback, FolderRecorder, MemoryRecorder, Trainer, TrainingConfig, TrainingStopped
 from .training import preset as find_preset
 from .training.parts import AbstractRecorder
 from .training.presets import EPISODES
@@ -65,6 +66,7 @@ def train(
     payload_kg: float = 0.0,
     sensors: str | None = None,
     callbacks: Sequence[Callback] = (),
+    keep_going: bool = False,
 ) -> RunResult:
     """Train a controller on a robot, from random weights.
 
@@ -81,6 +83,7 @@ def train(
         payload_kg: load at the tool, for robots that carry one.
         sensors: what a built-in robot is seen through, such as "real"; by default its own. See docs/sensors.md.
         callbacks: told before and after each episode.
+        keep_going: go on where learning has stopped; otherwise `UserError` says why it has.
 
     Returns:
         Metrics, the newest and the kept policy, and `evaluate()`.
@@ -98,8 +101,11 @@ def train(
             recorder = FolderRecorder(
                 stack.enter_context(RunFolder.create(out, stored, provenance=provenance.collect()))
             )
-        trainer = Trainer(body, config, recorder, callbacks=callbacks)
-        trainer.train()
+        trainer = Trainer(body, config, recorder, callbacks=callbacks, keep_going=keep_going)
+        try:
+            trainer.train()
+        except TrainingStopped as stopped:
+            raise UserError(f"{stopped} keep_going=True goes on all the same.") from stopped
     kept = recorder.kept
     return RunResult(
         metrics=recorder.metrics(),
@@ -147,6 +153,7 @@ def _prepare(
     else:
         task = robot.make_task()
         name, body = task.name, robot.make_robot(task, payload_kg=payload_kg, seed=seed)
+    check_goals(body.task)
     return body, TrainingConfig(name, preset, settings, episodes, seed, payload_kg, sensors)
 
 

@@ -50,7 +50,16 @@ def test_a_new_run_may_be_nested_and_its_folder_may_be_there_if_empty(tmp_path: 
     RunFolder.create(tmp_path / "empty", {}, provenance={}).close()
 
 
+def test_a_run_without_a_finished_episode_does_not_block_the_next_try(run: RunFolder) -> None:
+    with pytest.raises(UserError):  # it is still going on
+        RunFolder.create(run.path, {"robot": "another"}, provenance={})
+    run.close()
+    with RunFolder.create(run.path, {"robot": "another"}, provenance={}) as again:
+        assert again.config == {"robot": "another"}
+
+
 def test_create_refuses_what_it_would_mix_with(run: RunFolder, tmp_path: Path) -> None:
+    run.append_metrics({"episode": 1})
     run.close()
     with pytest.raises(UserError, match=r"already holds a run \(started 2026-.*\); add --resume, or .* another --out"):
         RunFolder.create(run.path, CONFIG, provenance={})

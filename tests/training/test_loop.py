@@ -19,6 +19,7 @@ from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import EpisodeRecord, SimulatedRobot
 from firsthand.runs import RunFolder
 from firsthand.runs.pytrees import to_arrays
+from firsthand.standstill import WINDOW
 from firsthand.tasks import Task, excavator_task
 from firsthand.tasks.goals import Track
 from firsthand.training import (
@@ -73,6 +74,11 @@ def task(make_probe_task) -> Task:
 def config(settings: Settings, seed: int = 0) -> TrainingConfig:
     """The robot's name is not used: the trainer is given a robot."""
     return TrainingConfig("excavator", "fast", settings, EPISODES, seed=seed)
+
+
+def long_config() -> TrainingConfig:
+    """Long enough for any standstill."""
+    return dataclasses.replace(config(SETTINGS["paper"]), episodes=2 * WINDOW)
 
 
 @pytest.fixture
@@ -280,6 +286,48 @@ def test_data_that_blows_up_the_model_stops_the_run(
         assert f"episode {episode}: the update was refused" in said
         assert f"({refused} refused so far)" in said
     assert "episode 2: " not in said
+
+
+class DeafPlant(ScalarPlant):
+    """Commands have no effect."""
+
+    def step(self, state: Any, command: Any, *, key: Any) -> Any:
+        return super().step(state, 0.0 * command, key=key)
+
+
+def test_commands_without_effect_stop_the_run_and_say_so(task: Task, run: RunFolder) -> None:
+    trainer = Trainer(SimulatedRobot(DeafPlant(), task), long_config(), FolderRecorder(run))
+    with pytest.raises(TrainingStopped, match=r"no visible effect.* firsthand inspect"):
+        trainer.train()
+    assert trainer.episode == WINDOW
+    assert run.checkpoints()[-1] == WINDOW
+
+
+def test_a_saturated_policy_stops_the_run_unless_told_to_keep_going(task: Task) -> None:
+    told: list[str] = []
+
+    class Listens(Callback):
+        def notify(self, text: str) -> None:
+            told.append(text)
+
+    def saturated(keep_going: bool) -> Trainer:
+        trainer = Trainer(
+            SimulatedRobot(ScalarPlant(), task), long_config(), callbacks=(Listens(),), keep_going=keep_going
+        )
+        weight, bias = trainer.state.policy.layers[-1]
+        policy = eqx.tree_at(lambda p: p.layers[-1], trainer.state.policy, (0 * weight, bias + 1e3))
+        trainer.state = dataclasses.replace(trainer.state, policy=policy)
+        return trainer
+
+    with pytest.raises(
+        TrainingStopped, match=r"gradient was zero in 3 updates.* 100 % of the commands stand at a limit"
+    ):
+        saturated(False).train()
+    assert not told
+    trainer = saturated(True)
+    for _ in range(4):
+        trainer.run_episode()
+    assert len(told) == 1  # not again in every episode
 
 
 def test_a_policy_is_not_proven_by_the_few_steps_that_a_bad_sensor_leaves(task: Task, run: RunFolder) -> None:

@@ -59,6 +59,8 @@ class ImaginedStarts(eqx.Module):
     """Reference previews, with fresh references."""
     disturbance: Float[Array, " trajectories"] | None = None
     """Share of the measured model errors that each trajectory meets; None for all of them."""
+    steps: Int[Array, " trajectories"] | None = None
+    """How many steps of each trajectory count; None for all of them."""
 
     def concat(self, more: "ImaginedStarts") -> "ImaginedStarts":
         """These, then `more`, as one."""

@@ -85,13 +85,16 @@ def make_rollout_inputs(
             disturbed = imagined.disturbance[:, None, None] * disturbed
         errors = jnp.concat([errors, disturbed])
     blank = jnp.zeros((extra, *rollout.commands.shape[1:]))
+    counted = jnp.ones(blank.shape[:2], bool)
+    if imagined is not None and imagined.steps is not None:
+        counted = jnp.arange(blank.shape[1]) < imagined.steps[:, None]
     return RolloutInputs(
         starts,
         previews,
         errors,
         applied=jnp.concat([rollout.commands, blank]),
         free=jnp.concat([rollout.free, jnp.ones(blank.shape, bool)]),
-        valid=jnp.concat([rollout.valid & rollout.valid[:, :1], jnp.ones(blank.shape[:2], bool)]),
+        valid=jnp.concat([rollout.valid & rollout.valid[:, :1], counted]),
     )
 
 

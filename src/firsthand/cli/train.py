@@ -56,6 +56,8 @@ class Train:
     """Show the live page while training; see also: firsthand dashboard."""
     tensorboard: _Switch = False
     """Write TensorBoard event files to the run's folder, too."""
+    keep_going: _Switch = False
+    """Go on where learning has stopped; otherwise the run ends there with the reason."""
     no_report: _Switch = False
     """Leave out the evaluation and the HTML report at the end."""
     settings: Annotated[SettingsOptions, arg(name="")] = field(default_factory=SettingsOptions)  # pyright: ignore[reportInvalidTypeForm]
@@ -132,7 +134,15 @@ class Train:
         supervisor = self._supervisor(robot, stop, control.ask)
         watching = (control.progress, display, *events)
         trainer = Trainer(
-            robot, config, recorder, supervisor=supervisor, control=control, callbacks=watching, prior=prior, stop=stop
+            robot,
+            config,
+            recorder,
+            supervisor=supervisor,
+            control=control,
+            callbacks=watching,
+            prior=prior,
+            stop=stop,
+            keep_going=self.keep_going,
         )
         if self.resume:
             for note in trainer.resume():
@@ -151,7 +161,10 @@ class Train:
                 f"{failed} What it did before is kept ({trainer.episode} episodes); continue with: {go_on}"
             ) from failed
         except TrainingStopped as stopped:
-            notify(f"firsthand: {stopped}")
+            notify(
+                f"firsthand: {stopped}\nEverything is written ({trainer.episode} episodes). Go on all the same with: "
+                f"{go_on} --keep-going"
+            )
             return 1
         if stop.requested:
             notify(f"Stopped after episode {trainer.episode}; everything is written. Continue with: {go_on}")
@@ -165,7 +178,10 @@ class Train:
         return {"init_from": self.init_from, "init": self.init or "both", "data": self.data}
 
     def _robot(self, config: Any, found: Any) -> Any:
-        """The robot, which must fit the options."""
+        """The robot, which must fit the options, and whose goals must lie inside its limits."""
+        from ..tasks.box import check_goals
+
+        check_goals(found.task)  # first: making a robot may move it
         robot = found.make(payload_kg=config.payload_kg, seed=config.seed)
         if self.authority is not None and not robot.has_authority:
             raise UserError(f"authority is for a robot across the network (tcp/host:port), not for {self.robot}.")

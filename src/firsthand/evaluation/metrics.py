@@ -15,6 +15,13 @@ LIMIT_TOLERANCE = 0.005
 CHATTER_SHARE = 0.1
 """A command chatters where two changes of more than this share of its range follow each other, one each way."""
 
+SATURATION_SHARE = 0.01
+"""A command within this share of its range from a limit counts as being at the limit."""
+MIN_EFFECT_SAMPLES = 4
+"""Samples per coefficient that `command_effect` needs."""
+MIN_UNEXPLAINED = 1e-3
+"""What is left open below this share of a channel's declared change per step is too small to tell anything."""
+
 
 @dataclass(frozen=True)
 class TrackingMetrics:
@@ -116,6 +123,49 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
         limit_hits=hits,
         valid_share=errors.size / sum(record.valid.size for record in records),
     )
+
+
+def saturation(spec: ControlSpec, record: EpisodeRecord) -> float:
+    """Share of steps and channels at which the command is at a limit of its range."""
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    near = SATURATION_SHARE * (high - low)
+    return _mean(((record.commands <= low + near) | (record.commands >= high - near))[record.valid].reshape(-1))
+
+
+def command_effect(spec: ControlSpec, record: EpisodeRecord) -> float:
+    """Share of what the robot's own motion leaves open of its next step that commands explain; 0 for no effect.
+
+    By linear regression: the change of each measured entry on the last two measurements alone, and with the commands of
+    the last `command_memory` steps as well. The largest share of all entries, corrected for the number of coefficients.
+    NaN where too little was measured, or no command varied.
+    """
+    memory = max(spec.layout.command_memory, 1)
+    steps = record.commands.shape[1]
+    measured, commands = record.measured.astype(np.float64), record.commands.astype(np.float64)
+    times = np.arange(memory, steps)
+    if times.size == 0:
+        return float("nan")
+    happened = np.stack([record.valid[:, times - k] for k in range(memory + 1)]).all(axis=0)
+    center, scale = np.asarray(spec.scales.measured_center), np.asarray(spec.scales.measured_scale)
+    own = [(measured[:, times - k] - center)[happened] / scale for k in (0, 1)]
+    pushed = np.concatenate([commands[:, times - k][happened] for k in range(memory + 1)], axis=1)
+    change = (measured[:, times + 1] - measured[:, times])[happened] / np.asarray(spec.scales.change_scale)
+    pushed = pushed - (pushed.mean(axis=0) if len(pushed) else 0.0)
+    constant = np.ones((len(change), 1))
+    without = np.concatenate([constant, *own], axis=1)
+    both = np.concatenate([without, pushed], axis=1)
+    fine = np.isfinite(both).all(axis=1) & np.isfinite(change).all(axis=1)
+    count, coefficients = int(fine.sum()), both.shape[1]
+    if count < MIN_EFFECT_SAMPLES * coefficients or not np.ptp(pushed[fine], axis=0).any():
+        return float("nan")
+
+    def left_open(inputs: np.ndarray) -> np.ndarray:
+        found, *_ = np.linalg.lstsq(inputs[fine], change[fine], rcond=None)
+        return np.sum((change[fine] - inputs[fine] @ found) ** 2, axis=0) / (count - inputs.shape[1])
+
+    before, after = left_open(without), left_open(both)
+    share = np.where(before > MIN_UNEXPLAINED**2, 1.0 - after / np.maximum(before, MIN_UNEXPLAINED**2), 0.0)
+    return float(max(share.max(), 0.0))
 
 
 def _reversals(spec: ControlSpec, commands: np.ndarray) -> Bool[np.ndarray, "trajectories steps_less_two commands"]:

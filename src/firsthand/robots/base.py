@@ -165,6 +165,8 @@ class AbstractRobot(ABC):
     """Called before motion. Waits while paused, returns whether it did, and may end the episode by an exception."""
     stop_wanted: Callable[[], bool] | None = None
     """Returns whether somebody wants to stop: then interrupted motion is not asked for again."""
+    horizon: int | None = None
+    """Control steps after which a trajectory of an episode ends early; None for the whole one. Some ignore it."""
     neutral_between_motions: bool = False
     """Whether commands do not hold from one `play` to the next: the machine is neutral in between."""
     carries_payload: bool = False

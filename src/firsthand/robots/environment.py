@@ -3,7 +3,7 @@
 import contextlib
 import enum
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,12 +26,15 @@ from ..models import Controller, Policy, as_controller
 from ..plants.sensors import Sensors
 from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord, neutral
+from .limits import LimitWatch, is_inside
 from .sensing import Sensing, fit_sensors
 
 REST_S = 1.0
 """How long the robot is held at a reference's start before it is followed, in seconds."""
 STEP_VALUES = 5
 """What Gymnasium's `step` returns: observation, reward, terminated, truncated, info."""
+RECOVERY_S = 2.0
+"""How long a machine has, in neutral or under its `safe` policy, to come back inside its limits, in seconds."""
 MAX_APPROACHES = 3
 """How often the way to a reference's start is tried, when the environment ends on it."""
 
@@ -49,6 +52,8 @@ class Outcome(enum.Enum):
     """The environment ended here; the step itself happened."""
     NOT_FINITE = "not finite"
     """The observation was no number; the step counts for nothing. An observer predicts what is missing instead."""
+    LIMIT = "limit"
+    """A position was about to leave its limits; the step itself happened."""
     LOST = "lost"
     """A measurement was missing for longer than the observer may predict; the step itself happened."""
 
@@ -73,6 +78,10 @@ class Environment(Protocol):
     def angles(self) -> tuple[int, ...]:
         """Which entries of the measurement are angles that wrap around."""
         ...
+
+
+SafePolicy = Callable[[Float[np.ndarray, " measured"]], Any]
+"""From a measurement to the command that brings the robot back."""
 
 
 class Trajectory:
@@ -301,8 +310,11 @@ class GymnasiumRobot(AbstractRobot):
         seed: int = 0,
         hardware: bool = False,
         sensors: Sensors | None = None,
+        safe: SafePolicy | None = None,
     ) -> None:
+        """`safe` brings the robot back inside its limits after it was stopped there; neutral by default."""
         self.environment, self.task, self.seed, self.hardware = environment, task, seed, hardware
+        self.safe = safe
         self.sensors = None if sensors is None else fit_sensors(sensors, task.spec)
         self.angles = tuple(environment.angles)
         self.cuts: Counter[Outcome] = Counter()
@@ -377,10 +389,17 @@ class GymnasiumRobot(AbstractRobot):
             if self._failure is not None:
                 continue
             try:
-                outcome = track(driver, run, trajectory, None if excitation is None else excitation[i])
+                outcome = track(
+                    driver,
+                    run,
+                    trajectory,
+                    None if excitation is None else excitation[i],
+                    stop_at_limits=self.task.stop_at_limits,
+                    horizon=self.horizon,
+                )
                 if outcome is not Outcome.GOING:
                     self._count(outcome, driver)
-                    driver.reset()
+                    self._recover(driver, outcome)
             except RobotFailed as failure:
                 where = f"in trajectory {i + 1}, step {trajectory.done + 1} of an episode"
                 self._failure = RobotFailed(f"{str(failure).removesuffix('.')} ({where}).")
@@ -388,20 +407,55 @@ class GymnasiumRobot(AbstractRobot):
                     raise self._failure from failure
         return as_record(trajectories, knows_truth=self.sensors is not None)
 
+    def _recover(self, driver: Driver, outcome: Outcome) -> None:
+        """After a motion that was cut: the `safe` policy or neutral, then a reset where it is needed.
+
+        A simulation is reset at once. Hardware that was stopped at a limit goes on from where it came back to inside.
+        """
+        if outcome is Outcome.LIMIT and (self.hardware or self.safe is not None):
+            for _ in range(max(round(RECOVERY_S / self.task.spec.period_s), 1)):
+                outcome = driver.step(self._safe_command(driver))
+                if outcome is not Outcome.GOING:
+                    break
+                if is_inside(self.task.spec, driver.measured()):
+                    if self.hardware:
+                        return
+                    break
+        driver.reset()
+
+    def _safe_command(self, driver: Driver) -> Float[np.ndarray, " commands"]:
+        """What the user's `safe` policy commands, inside the limits; neutral without one."""
+        spec = self.task.spec
+        if self.safe is None:
+            return neutral(spec)
+        try:
+            command = np.asarray(self.safe(driver.measured()), np.float32).reshape(spec.layout.num_commands)
+        except Exception as error:
+            why = " ".join(str(error).split())
+            raise RobotFailed(f"safe fails on a measurement with {type(error).__name__}: {why}.") from error
+        low, high = (np.asarray(v, np.float32) for v in (spec.limits.command_low, spec.limits.command_high))
+        return np.clip(np.where(np.isfinite(command), command, neutral(spec)), low, high)
+
     def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:
-        """Open loop. Where the environment ends early, the rest is NaN and the environment is reset."""
+        """Open loop. Where the environment ends early, the rest is NaN and the environment is reset.
+
+        So it is where a position is about to leave its limits, if they end motions.
+        """
         driver = self.driver
         driver.watch(None)
         driver.turn_back()
         measured = np.full((len(commands) + 1, self.task.spec.layout.num_measured), np.nan, np.float32)
         measured[0] = driver.measured()
+        watch = LimitWatch(self.task.spec, measured[0]) if self.task.stop_at_limits else None
         for k, command in enumerate(np.asarray(commands, np.float32)):
             outcome = driver.step(command)
             if outcome is not Outcome.NOT_FINITE:
                 measured[k + 1] = driver.measured()
+            if outcome is Outcome.GOING and watch is not None and watch.leaves(measured[k + 1]):
+                outcome = Outcome.LIMIT
             if outcome is not Outcome.GOING:
                 self.cuts[outcome] += 1
-                driver.reset()
+                self._recover(driver, outcome)
                 break
         return measured
 
@@ -442,9 +496,11 @@ class GymnasiumRobot(AbstractRobot):
         driver.watch(run.observer)
         points = np.concatenate([reference.points, np.repeat(reference.points[-1:], spec.preview[-1], axis=0)])
         trajectory = driver.begin(points.astype(np.float32))
-        outcome = track(driver, run, trajectory)
+        outcome = track(driver, run, trajectory, stop_at_limits=self.task.stop_at_limits)
         if outcome is not Outcome.GOING:
             self._count(outcome, driver)
+            if self.hardware:
+                self._recover(driver, outcome)
         return as_record([trajectory], knows_truth=self.sensors is not None)
 
     def _count(self, outcome: Outcome, driver: Driver) -> None:
@@ -456,6 +512,7 @@ class GymnasiumRobot(AbstractRobot):
         why = {
             Outcome.ENDED: " because the environment ended early",
             Outcome.NOT_FINITE: " because an observation was not finite",
+            Outcome.LIMIT: " because a position was about to leave its limits",
             Outcome.LOST: f": {self.lost}",
         }
         return [
@@ -477,12 +534,19 @@ def track(
     run: NumpyController,
     trajectory: Trajectory,
     excitation: Float[np.ndarray, "steps commands"] | None = None,
+    *,
+    stop_at_limits: bool = False,
+    horizon: int | None = None,
 ) -> Outcome:
-    """Follow the trajectory's reference to its end, or to where the environment cuts it; how the last step went."""
+    """Follow the trajectory's reference to its end, or to where the environment cuts it; how the last step went.
+
+    It also ends after `horizon` steps, and, with `stop_at_limits`, where a position is about to leave its limits.
+    """
+    watch = LimitWatch(driver.spec, driver.measured()) if stop_at_limits else None
     spec, observer = driver.spec, run.observer
     before = 0 if observer is None else observer.restarts.copy()
     low, high = (np.asarray(v, np.float32) for v in (spec.limits.command_low, spec.limits.command_high))
-    for k in range(len(trajectory.valid)):
+    for k in range(len(trajectory.valid) if horizon is None else min(horizon, len(trajectory.valid))):
         command = run.policy(driver.seen, preview_points(spec, trajectory.points, k))
         if excitation is not None:
             command = np.clip(command + excitation[k].astype(np.float32), low, high)
@@ -491,6 +555,8 @@ def track(
             trajectory.add(command, driver.newest, driver.true)
         if observer is not None:
             trajectory.restarts = (observer.restarts - before).astype(np.float32)
+        if outcome is Outcome.GOING and watch is not None and watch.leaves(driver.measured()):
+            outcome = Outcome.LIMIT
         if outcome is not Outcome.GOING:
             return outcome
     return Outcome.GOING

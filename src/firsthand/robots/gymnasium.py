@@ -28,7 +28,10 @@ from ..tasks.base import Task
 from ..tasks.box import BoxGoals, BoxReferences, CheckedGoals, CheckedReferences, GoalBox
 from ..tasks.cost import tracking_cost
 from .environment import GymnasiumRobot, environment_name
+from .limits import is_inside
 
+DEFAULT_STEPS = 100
+"""Control steps per trajectory, unless the user chooses."""
 Numbers = float | Sequence[float]
 """One number for every channel, or one per channel."""
 
@@ -62,8 +65,8 @@ class GymnasiumTask:
     """What the robot is called; by default the environment's name."""
     period_s: float | None = None
     """Control period in seconds; by default the environment's own `dt`."""
-    steps: int = 100
-    """H, control steps per trajectory."""
+    steps: int | None = None
+    """H, control steps per trajectory. By default 100, and fewer at first for a robot that falls or runs away."""
     trajectories: int = 10
     """N, trajectories per episode."""
     command_memory: int = 4
@@ -102,6 +105,10 @@ class GymnasiumTask:
     """Unit of what is tracked, for tables and figures; by default rad where only `angles` are tracked, otherwise m."""
     sensors: Sensors | None = None
     """Simulated sensors around what is measured: noise, lag, delay, outliers; errors are then those of the truth."""
+    stop_at_limits: bool | None = None
+    """Whether a motion ends where a position is about to leave its limits; by default where a reset begins inside."""
+    safe: Callable[[np.ndarray], Any] | None = None
+    """From the measurement to a command that brings the robot back after it was stopped at a limit; else neutral."""
     hardware: bool = False
     """Whether the environment moves something real: then it is neutral after each episode, and only training and
     `firsthand evaluate` move it."""
@@ -114,7 +121,9 @@ class GymnasiumTask:
         """The environment, made when it is first needed."""
         if payload_kg:
             raise UserError(f"payload is {payload_kg} kg, but {task.name} cannot carry one; leave it out.")
-        return GymnasiumRobot(_Reader(self), task, seed=seed, hardware=self.hardware, sensors=self.sensors)
+        return GymnasiumRobot(
+            _Reader(self), task, seed=seed, hardware=self.hardware, sensors=self.sensors, safe=self.safe
+        )
 
     @cached_property
     def _task(self) -> Task:
@@ -235,7 +244,9 @@ def _derive(source: GymnasiumTask) -> Task:
         preview=tuple(int(ahead) for ahead in source.preview),
         scales=source.scales or Scales((0.0,) * size, (1.0,) * size, (1.0,) * size, 1.0, 1.0),
         limits=limits,
-        reference=ReferenceSpec(space, int(source.steps), tuple(-r for r in rate), rate),
+        reference=ReferenceSpec(
+            space, int(DEFAULT_STEPS if source.steps is None else source.steps), tuple(-r for r in rate), rate
+        ),
         policy=PolicyShape(tuple(int(width) for width in source.hidden)),
     )
     spread, moved = _sizes(spec, box)
@@ -259,6 +270,8 @@ def _derive(source: GymnasiumTask) -> Task:
         evaluation_speed=speed,
         home=home,
         trajectories=int(source.trajectories),
+        stop_at_limits=is_inside(spec, first) if source.stop_at_limits is None else bool(source.stop_at_limits),
+        adaptive_horizon=source.steps is None,
         unit=source.unit or ("rad" if space == "output" and set(goal_entries) <= set(source.angles) else "m"),
     )
 
@@ -267,6 +280,8 @@ def _check_plain_numbers(source: GymnasiumTask) -> None:
     """Check kinds of numbers, by field; those who use them check where they must lie."""
     for field in ("steps", "trajectories", "command_memory", "measurement_memory"):
         value = getattr(source, field)
+        if field == "steps" and value is None:
+            continue
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise UserError(f"{field} is {value!r}, but must be a whole number.")
     for field in ("period_s", "evaluation_speed", "length_scale"):

@@ -74,8 +74,9 @@ class RunFolder:
         provenance: Mapping[str, Any],
         data: Mapping[str, bytes] | None = None,
     ) -> "RunFolder":
-        """Start a run in a folder that does not exist or is empty, and take the writer's lock.
+        """Start a run in a folder that does not exist, is empty, or holds a run without a finished episode.
 
+        Takes the writer's lock.
         ±∞ and NaN in `config` are stored as text that `float()` reads. `data` are files that the run starts from, by
         name; they are in place before the folder counts as a run.
         """
@@ -88,8 +89,11 @@ class RunFolder:
             # Again, now that nobody else can be between these two lines.
             _check_free(path)
             atomic.remove_temporary_files(path)
+            atomic.remove(path / "config.json", durably=True)  # of a run whose start failed: see `_is_unused`
             for name in _FOLDERS:
                 atomic.make_own_folder(path / name)
+            if _holds_only_arrays(path / "data") and not (path / "data").is_symlink():
+                atomic.remove(*sorted((path / "data").iterdir()))
             if data:
                 atomic.make_own_folder(path / "data")
                 for name, file in data.items():
@@ -344,12 +348,26 @@ def _check_free(path: Path) -> None:
     try:
         if path.is_file():
             raise UserError(f"{path} is a file; give another --out.")
-        if (path / "config.json").exists():
+        if (path / "config.json").exists() and not _is_unused(path):
             raise UserError(f"{path} already holds a run{_started(path)}; add --resume, or give another --out.")
-        if path.is_dir() and not _is_unborn(path):
+        if path.is_dir() and not (path / "config.json").exists() and not _is_unborn(path):
             raise UserError(f"{path} is not empty and holds no run; give another --out.")
     except OSError as error:
         raise UserError(f"cannot read the folder {path}: {atomic.cause(error)}.") from error
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether a folder holds a run without a single finished episode: its start failed, and nothing is lost."""
+    try:
+        _read_config(path)
+    except UserError:
+        return False
+    metrics = path / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:
+        return False
+    return not any(_numbers(path / name) for name in ("episodes", "checkpoints", "evaluations")) and not any(
+        entry.name.startswith("best") for entry in path.iterdir()
+    )
 
 
 def _is_unborn(path: Path) -> bool:

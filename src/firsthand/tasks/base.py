@@ -63,6 +63,10 @@ class Task:
     """N, trajectories per episode."""
     unit: str = "m"
     """Of the tracked output, for people: metres are printed as cm, anything else as it is."""
+    stop_at_limits: bool = False
+    """Whether a motion ends where a position is about to leave its limits; see `robots.limits`."""
+    adaptive_horizon: bool = False
+    """Whether trajectories of a robot that falls or runs away are shortened while it does; see `training.horizon`."""
 
     def __post_init__(self) -> None:
         if self.trajectories < 1:

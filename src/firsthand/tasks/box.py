@@ -14,13 +14,15 @@ from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError
 from . import paths
-from .base import EvaluationReference
+from .base import EvaluationReference, Task
 
 MARGIN = 0.05
 """Goals keep this share of the range away from the limits."""
 CANDIDATES = 32
 MIN_TRAVEL = 0.3
 """A goal is at least this share of the farthest reachable way off: short hops teach little."""
+REHEARSED = 5
+"""Places from which goals are asked for before anything moves."""
 CHECKED_POINTS = 16
 """Points of a path that are looked up in the inverse kinematics: a path is smooth, and each takes milliseconds."""
 
@@ -93,6 +95,41 @@ class CheckedGoals:
             raise UserError(f"goals returned an array of shape {goals.shape}, but must return one of {wanted}.")
         self.box.check("the task's goals function", goals)
         return goals
+
+
+def check_goals(task: Task) -> None:
+    """`UserError` where the task's goals leave the limits: asked before anything moves, from home and from goals on.
+
+    Goals that depend on where the robot is are asked for from `REHEARSED` places.
+    """
+    spec, limits = task.spec, task.spec.limits
+    rng = np.random.Generator(np.random.Philox(key=0))
+    measured = np.asarray(spec.scales.measured_center, float)
+    measured[list(spec.layout.position)] = task.home
+    measured[list(spec.layout.velocity)] = 0.0
+    in_position = spec.reference.space == "position"
+    entries: tuple[int, ...] = spec.layout.position if in_position else getattr(spec.kinematics, "indices", ())
+    for _ in range(REHEARSED):
+        goals = np.asarray(task.sample_goals(rng, measured.astype(np.float32), task.trajectories), float)
+        if goals.shape != (task.trajectories, spec.goal_size) or not np.isfinite(goals).all():
+            raise UserError(
+                f"the task's goals function returned {_show(goals.reshape(-1)[: spec.goal_size])} in an array of shape "
+                f"{goals.shape}, but must return finite numbers of shape {(task.trajectories, spec.goal_size)}."
+            )
+        for column, entry in enumerate(entries):
+            if entry not in spec.layout.position:
+                continue
+            i = spec.layout.position.index(entry)
+            low, high = limits.position_low[i], limits.position_high[i]
+            slack = 1e-6 * (high - low)
+            outside = (goals[:, column] < low - slack) | (goals[:, column] > high + slack)
+            if outside.any():
+                value = goals[outside, column][0]
+                raise UserError(
+                    f"the task's goals function leads {spec.layout.measured[entry]} to {value:.4g}, but its limits are "
+                    f"{low:g} to {high:g}; nothing has moved yet."
+                )
+            measured[entry] = goals[rng.integers(len(goals)), column]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,26 @@ from .parts import Callback, EpisodeSummary
 
 TIMED_EPISODES = 10
 """The time left follows from this many of the newest episodes."""
+
+
+LOST_SHARE, LIMIT_SHARE = 0.05, 0.05
+"""Shares of lost steps, and of steps at a limit, from which on they are shown."""
+
+
+def concerns(metrics: Mapping[str, Any]) -> list[str]:
+    """What else an episode's line shows where it matters: lost steps, steps at limits, updates without a result."""
+    found = []
+    if metrics["valid_share"] < 1 - LOST_SHARE:
+        found.append(f"valid {100 * metrics['valid_share']:.0f} %")
+    if metrics["limit_share"] > LIMIT_SHARE:
+        found.append(f"at limits {100 * metrics['limit_share']:.0f} %")
+    if metrics["rolled_back"]:
+        found.append("policy taken back")
+    elif metrics["policy_change"] == 0:
+        found.append("policy unchanged")
+    if metrics["refused_updates"]:
+        found.append(f"{metrics['refused_updates']} refused")
+    return found
 
 
 class EpisodeProgress(Callback):
@@ -132,6 +152,7 @@ class TrainingDisplay(Callback):
             f"robot time {duration(metrics['robot_time_s'])} · error {error} · "
             f"model loss {model_loss} · update {metrics['update_time_s']:.1f} s"
         )
+        status += "".join(f" · {text}" for text in concerns(metrics))
         if not metrics["update_accepted"]:
             notify(
                 f"episode {summary.episode}: the update was refused, because the model or the gradient was not finite "

@@ -22,7 +22,9 @@ from ..agent import Agent, AgentState, Experience, ImaginedStarts, LearnerState,
 from ..agent.buffer import Buffer, make_room
 from ..agent.estimation import Estimation, estimate_rollout
 from ..agent.settings import ExcitationSettings
+from ..agent.track_record import change_length
 from ..evaluation import tracking_metrics
+from ..evaluation.metrics import command_effect, saturation
 from ..models import Controller
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeRecord, neutral, preview_indices
@@ -126,7 +128,12 @@ def read_record(spec: ControlSpec, record: EpisodeRecord) -> tuple[Rollout, Bool
 
 
 def draw_imagined_starts(
-    task: Task, record: EpisodeRecord, count: int, rng: np.random.Generator, visited: np.ndarray | None = None
+    task: Task,
+    record: EpisodeRecord,
+    count: int,
+    rng: np.random.Generator,
+    visited: np.ndarray | None = None,
+    horizon: int | None = None,
 ) -> ImaginedStarts | None:
     """Fresh references for imagined trajectories, and where they start. In turn:
 
@@ -135,6 +142,8 @@ def draw_imagined_starts(
       only ever learn about the postures it happens to be in;
     - in one of the `visited` states, in mid-motion, with a new reference from there: a policy that follows well rarely
       errs, and would otherwise never learn to catch a swing.
+
+    Where the task's horizon is adaptive, steps after `horizon` do not count.
     """
     spec = task.spec
     usable = np.flatnonzero(is_plausible(spec, record.starts))
@@ -154,7 +163,9 @@ def draw_imagined_starts(
             starts[i] = initial_state(spec.layout, measured, neutral(spec))
         goal = task.sample_goals(rng, measured, 1)[0].astype(np.float32)
         previews.append(build_reference(spec, measured, goal)[preview_indices(spec, task.steps)])
-    return ImaginedStarts(jnp.asarray(starts), jnp.asarray(np.stack(previews)))
+    counted = np.full(count, task.steps if horizon is None else horizon, np.int32)
+    steps = jnp.asarray(counted) if task.adaptive_horizon else None
+    return ImaginedStarts(jnp.asarray(starts), jnp.asarray(np.stack(previews)), steps=steps)
 
 
 def prepare_experience(
@@ -165,6 +176,7 @@ def prepare_experience(
     rng: np.random.Generator,
     *,
     practice: int = 0,
+    horizon: int | None = None,
 ) -> Experience:
     """What a robot did as the agent's next experience, with as many imagined starts as the settings ask for.
 
@@ -176,7 +188,8 @@ def prepare_experience(
     few = settings.imagination.trajectories
 
     def draw(count: int) -> ImaginedStarts | None:
-        return draw_imagined_starts(task, record, count, rng, visited_states(buffer, rollout, sound, count, rng))
+        visited = visited_states(buffer, rollout, sound, count, rng)
+        return draw_imagined_starts(task, record, count, rng, visited, horizon)
 
     own = draw(practice) if practice else None
     first, more = draw(few), draw(settings.imagined_trajectories - few)
@@ -210,6 +223,8 @@ class EpisodeUpdate(NamedTuple):
     """Whether model, closed loop and sensors look sound."""
     valid: Bool[Array, "trajectories steps"]
     """Steps that were measured soundly."""
+    policy_change: float
+    """‖Δφ‖ from the policy before the update to the one after; 0 where no bit has changed."""
 
 
 class Learner:
@@ -218,6 +233,8 @@ class Learner:
     def __init__(self, task: Task, settings: Settings, buffer: Buffer) -> None:
         self.task, self.settings, self.buffer = task, fit_settings(settings, task), buffer
         self.agent = Agent(task.spec, task.cost, self.settings)
+        self.horizon: int | None = None
+        """Steps of an imagined trajectory that count; None for all."""
 
     def remember(self, record: EpisodeRecord) -> None:
         """Append an episode to the buffer without learning from it, as when a run is resumed."""
@@ -234,11 +251,12 @@ class Learner:
         after, update = self.agent.observe(before, experience)
         self.buffer = after.buffer
         health = diagnose(state, after.learner, after.buffer, experience.rollout, experience.sound, update.rollout)
-        return jax.block_until_ready(after.learner), EpisodeUpdate(update, health, experience.sound)
+        change = float(change_length(state.policy, after.learner.policy))
+        return jax.block_until_ready(after.learner), EpisodeUpdate(update, health, experience.sound, change)
 
     def prepare(self, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
         """What the agent learns from: what the robot did, and starts of imagined trajectories."""
-        return prepare_experience(self.task, self.settings, self.buffer, record, rng)
+        return prepare_experience(self.task, self.settings, self.buffer, record, rng, horizon=self.horizon)
 
 
 def with_policy(state: LearnerState, policy: Controller) -> LearnerState:
@@ -295,6 +313,7 @@ def episode_metrics(
         "step_norm": float(policy.step.step_norm),
         "command_step": float(policy.step.command_step_norm),
         "steps_taken": int(policy.steps_taken),
+        "policy_change": update.policy_change,
         "predicted_cost": float(policy.predicted_cost),
         "surprise": float(policy.surprise),
         "deviation": float(policy.deviation),
@@ -308,6 +327,9 @@ def episode_metrics(
         "command_change": tracking.command_change,
         "chatter": tracking.chatter,
         "limit_hits": tracking.limit_hits,
+        "limit_share": tracking.limit_hits / max(int(record.valid.sum()), 1),
+        "saturation": saturation(robot.task.spec, record),
+        "command_effect": command_effect(robot.task.spec, sound),
         "valid_share": float(sound.valid.mean()),
         **health_metrics(robot.task.spec, update.health),
         **observer_metrics(state.estimation, record),

@@ -6,8 +6,10 @@ supervisor returns a decision, a control hands over requests, and the loop acts 
 """
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,9 @@ from ..models import Controller
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeAbandoned
 from ..robots.earned import authority_metrics
+from ..standstill import WINDOW, find_standstill
 from .config import TrainingConfig
+from .horizon import Horizon
 from .learning import Learner, episode_metrics, plan_episode, with_policy
 from .parts import (
     AbstractControl,
@@ -62,7 +66,9 @@ class Trainer:
         prior: Prior | None = None,
         stop: StopRequest | None = None,
         learner: type[Learner] = Learner,
+        keep_going: bool = False,
     ) -> None:
+        """`keep_going` leaves it at a notice where learning has stopped; otherwise `TrainingStopped` ends the run."""
         self.robot, self.config, self.task = robot, config, robot.task
         self.recorder = recorder or MemoryRecorder()
         self.supervisor, self.control = supervisor or NoSupervisor(), control or NoControl()
@@ -72,10 +78,15 @@ class Trainer:
         capacity, of_logs = config.episodes * transitions, config.settings.model.log_episodes * transitions
         buffer = self.prior.buffer(self.task, min(capacity, FIRST_CAPACITY), of_logs)
         self.learner = learner(self.task, config.settings, buffer)
+        self.horizon = Horizon(self.task)
+        """How long trajectories are, for a robot that falls or runs away."""
         self.episode = 0
         """Episodes done."""
         self._chosen_by_operator = False
         self._operators_policy: Controller | None = None
+        self._keep_going = keep_going
+        self._lines: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
+        """The newest metrics since the run began or went on: the past is not held against a robot that was repaired."""
         robot.stop_wanted = lambda: self.stop.requested
 
     def train(self) -> None:
@@ -95,6 +106,7 @@ class Trainer:
         goals, excitation = plan_episode(
             self.robot.task, self.config.settings, self.episode, self.robot.measured(), rng, has_seen_motion=seen
         )
+        self.robot.horizon = self.learner.horizon = horizon = self.horizon.steps
         record = self.robot.run_episode(policy, goals, excitation)
         self.callbacks.after_motion(self.episode + 1)
         began = time.monotonic()
@@ -104,7 +116,7 @@ class Trainer:
         self.episode += 1
         self._chosen_by_operator, self._operators_policy = False, None
         metrics = episode_metrics(self.episode, self.robot, record, self.state, update)
-        metrics["update_time_s"] = update_time_s
+        metrics |= {"horizon": horizon, "early_ends": self.horizon.update(record), "update_time_s": update_time_s}
         if self.robot.has_authority:
             metrics |= authority_metrics(
                 self.robot.machine_id, self.recorder.identity, self.episode, self.robot.authority
@@ -122,8 +134,12 @@ class Trainer:
         # The same weights on the same robot: what the operator decided still holds.
         self._chosen_by_operator = resumed.checkpoint.chosen_on == self.config.robot
         self.robot.restore(resumed.checkpoint.robot)
+        record = None
         for record in resumed.records:
             self.learner.remember(record)
+        if record is not None:
+            self.horizon.steps = int(self.recorder.metrics()[-1].get("horizon", self.horizon.longest))
+            self.horizon.update(record)
         return resumed.notes + self.supervisor.resume(self.recorder, self.episode, self.robot, self.config.robot)
 
     def _choose_policy(self) -> Controller:
@@ -170,11 +186,24 @@ class Trainer:
         self.supervisor.judge(summary, policy)
         self.callbacks.after_episode(summary)
         self._apply_requests()
+        self._check_standstill(summary.metrics)
+
+    def _check_standstill(self, metrics: Mapping[str, Any]) -> None:
+        """End a run that no longer learns; everything is recorded by now."""
+        self._lines.append(metrics)
+        found = find_standstill(tuple(self._lines))
+        why = "" if found is None else str(found)
         if int(self.state.refused_in_a_row) >= MAX_REFUSED_IN_A_ROW:
-            raise TrainingStopped(
+            why = (
                 f"{MAX_REFUSED_IN_A_ROW} updates in a row were refused because the model or the policy step was not "
                 f"sound (last at episode {self.episode}); the last good policy is kept."
             )
+        if not why:
+            return
+        if not self._keep_going:
+            raise TrainingStopped(why)
+        self.callbacks.notify(why)
+        self._lines.clear()
 
     def _checkpoint(self) -> Checkpoint:
         chosen_on = self.config.robot if self._chosen_by_operator else ""

@@ -1,0 +1,41 @@
+"""Where a motion ends because a position is about to leave its limits."""
+
+import numpy as np
+from jaxtyping import Float
+
+from firsthand_onboard import ControlSpec
+
+LIMIT_SLACK = 0.02
+"""Share of a position's range by which it may be outside: stops of a machine and noise of a sensor are not a fall."""
+
+
+class LimitWatch:
+    """Tells when a position is about to leave its limits.
+
+    A motion that begins outside, as after a push, may go on while it does not lead farther out. A position leaves where
+    one more period at its present speed would bring it outside: so what is measured stays inside, apart from what
+    happens within a period.
+    """
+
+    def __init__(self, spec: ControlSpec, measured: Float[np.ndarray, " measured"]) -> None:
+        self.index = list(spec.layout.position)
+        low, high = np.asarray(spec.limits.position_low, float), np.asarray(spec.limits.position_high, float)
+        slack = LIMIT_SLACK * (high - low)
+        self.before = np.asarray(measured, float)[self.index]
+        self.low, self.high = np.minimum(low, self.before) - slack, np.maximum(high, self.before) + slack
+
+    def leaves(self, measured: Float[np.ndarray, " measured"]) -> bool:
+        """Whether the newest measurement, one period after the one before, leads out. NaN leads nowhere."""
+        now = np.asarray(measured, float)[self.index]
+        step = now - self.before
+        self.before = np.where(np.isfinite(now), now, self.before)
+        ahead = now + np.nan_to_num(step)
+        return bool(((ahead > self.high) & (step > 0) | (ahead < self.low) & (step < 0)).any())
+
+
+def is_inside(spec: ControlSpec, measured: Float[np.ndarray, " measured"]) -> bool:
+    """Whether every position is inside its limits."""
+    position = np.asarray(measured, float)[list(spec.layout.position)]
+    return bool(
+        ((position >= np.asarray(spec.limits.position_low)) & (position <= np.asarray(spec.limits.position_high))).all()
+    )

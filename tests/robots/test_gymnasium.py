@@ -76,6 +76,7 @@ def cart_task(env: Callable[[], Any] = Cart, **changes: Any) -> GymnasiumTask:
         "command_memory": 2,
         "preview": (1, 3),
         "hidden": (16,),
+        "stop_at_limits": False,
     }
     return GymnasiumTask(env=env, **{**settings, **changes})
 
@@ -626,3 +627,67 @@ def test_an_observer_predicts_what_is_missing_up_to_its_limit(gap: int) -> None:
     ]
     assert np.isfinite(record.measured[1]).all()
     robot.play(np.ones((2, 1), np.float32))  # open loop there is no observer
+
+
+def test_a_motion_ends_before_a_position_leaves_its_limits() -> None:
+    limited = robot_of(cart_task(stop_at_limits=None))
+    assert limited.task.stop_at_limits  # a reset is inside
+    record = episode(limited, excited=True)
+    assert limited.cuts[Outcome.LIMIT] > 0
+    assert np.abs(record.measured[..., 0]).max() <= 1.0 + 0.02 * 2.0
+    assert not record.valid.all()
+    assert assert_true_transitions(limited, record) == record.valid.sum()
+    assert "about to leave its limits" in limited.notes()[0]
+    free = robot_of(cart_task())
+    assert np.abs(episode(free, excited=True).measured[..., 0]).max() > 1.1
+
+
+def test_limits_that_a_reset_is_outside_of_end_no_motion() -> None:
+    assert not robot_of(cart_task(stop_at_limits=None, position_low=0.5)).task.stop_at_limits
+
+
+def test_a_safe_policy_brings_hardware_back_instead_of_a_reset() -> None:
+    asked: list[float] = []
+
+    class Counted(Cart):
+        resets = 0
+
+        def reset(self, **more: Any):
+            Counted.resets += 1
+            return super().reset(**more)
+
+    def safe(measured: np.ndarray) -> list[float]:
+        asked.append(float(measured[0]))
+        return [-2.0 * np.sign(measured[0])]
+
+    robot = robot_of(cart_task(Counted, stop_at_limits=True, hardware=True, safe=safe))
+    robot.measured()
+    before = Counted.resets
+    record = episode(robot, excited=True)
+    assert asked
+    assert Counted.resets == before
+    assert np.abs(record.measured[..., 0]).max() <= 1.04
+
+
+def test_a_safe_policy_that_fails_is_reported() -> None:
+    robot = robot_of(cart_task(stop_at_limits=True, hardware=True, safe=lambda measured: measured["angle"]))
+    episode(robot, excited=True)
+    with pytest.raises(UserError, match="safe fails on a measurement with IndexError"):
+        robot.measured()
+
+
+def test_a_trajectory_ends_at_the_horizon_and_the_next_goes_on_from_there() -> None:
+    robot = robot_of(cart_task())
+    robot.horizon = 5
+    record = episode(robot)
+    assert (record.valid.sum(axis=1) == 5).all()
+    np.testing.assert_array_equal(record.measured[1:, 0], record.measured[:-1, -1])
+
+
+def test_open_loop_motion_stops_at_limits() -> None:
+    robot = robot_of(cart_task(stop_at_limits=True))
+    measured = robot.play(np.full((40, 1), 2.0, np.float32))
+    seen = measured[np.isfinite(measured[:, 0]), 0]
+    assert len(seen) < 41
+    assert seen.max() <= 1.04
+    assert abs(robot.measured()[0]) < 0.2  # reset

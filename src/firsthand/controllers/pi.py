@@ -234,16 +234,17 @@ def identify_axes(robot: AbstractRobot, task: Task, *, seed: int = 0) -> Identif
     return Identification(axes, inspection.robot_time_s, taken)
 
 
-def episodes_for_tuning(task: Task) -> int:
+def episodes_for_tuning(task: Task, factors: int = len(GAIN_FACTORS)) -> int:
     """Episodes of robot time that identification and tuning take at most."""
     inspection_s = INSPECTION_OVERRUN * 60 * usual_minutes(task.spec)
-    return math.ceil(inspection_s / task.episode_s) + len(GAIN_FACTORS)
+    return math.ceil(inspection_s / task.episode_s) + factors
 
 
 class GainSearch:
-    """Which gains to try next: each of `GAIN_FACTORS` in turn until the error rises, then the best one."""
+    """Which gains to try next: each of `factors` in turn until the error rises, then the best one."""
 
-    def __init__(self) -> None:
+    def __init__(self, factors: tuple[float, ...] = GAIN_FACTORS) -> None:
+        self.factors = factors
         self.errors: dict[float, float] = {}
         """The error of the first episode with each factor."""
 
@@ -254,7 +255,7 @@ class GainSearch:
 
     def next_factor(self) -> float:
         """The factor for the next episode."""
-        untried = [factor for factor in GAIN_FACTORS if factor not in self.errors]
+        untried = [factor for factor in self.factors if factor not in self.errors]
         tried = list(self.errors.values())
         rising = len(tried) > 1 and tried[-1] > min(tried)
         return untried[0] if untried and not rising else self.best

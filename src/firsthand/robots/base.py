@@ -214,6 +214,10 @@ class AbstractRobot(ABC):
             file=self.file,
         )
 
+    def true_measurement(self) -> Float[np.ndarray, " measured"] | None:
+        """What exact sensors would show now; None where that is not known."""
+        return None
+
     @abstractmethod
     def measured(self) -> Float[np.ndarray, " measured"]:
         """What the sensors say now."""

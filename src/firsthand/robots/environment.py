@@ -337,6 +337,10 @@ class GymnasiumRobot(AbstractRobot):
         """What was measured last; says why, if the environment failed since."""
         return self.driver.measured()
 
+    def true_measurement(self) -> Float[np.ndarray, " measured"] | None:
+        """What the environment shows behind simulated sensors; None where there are none."""
+        return None if self.sensors is None else self.driver.true
+
     def close(self) -> None:
         """Close the environment, hardware in neutral; the next use makes a new one."""
         if self._driver is None:

@@ -125,6 +125,11 @@ def _play(plant, spec, start, commands, key):
 _rest = eqx.filter_jit(at_rest)
 
 
+@eqx.filter_jit
+def _truth(plant, plant_state):
+    return plant.truth(plant_state)
+
+
 class SimulatedRobot(AbstractRobot):
     """A plant and its task, behind the same interface as hardware."""
 
@@ -159,6 +164,10 @@ class SimulatedRobot(AbstractRobot):
     def measured(self) -> Float[np.ndarray, " measured"]:
         """What the sensors said last."""
         return measured_part(self.task.spec.layout, np.asarray(self._now[1]))
+
+    def true_measurement(self) -> Float[np.ndarray, " measured"] | None:
+        """What exact sensors would show now."""
+        return np.asarray(_truth(self.plant, self._now[0]), np.float32)
 
     def run_episode(
         self,

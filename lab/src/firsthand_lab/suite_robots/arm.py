@@ -3,12 +3,15 @@
 firsthand train arm.py:torques
 """
 
+from typing import Any
+
 import gymnasium
 import mujoco
 import numpy as np
 
 import firsthand as fh
 
+_mujoco: Any = mujoco  # its members are compiled, and unknown to type checkers
 PERIOD_S = 0.02
 RANGE = np.array([2.0, 1.2, 1.5, 1.5, 1.5, 2.0])
 """Limits per joint, rad, to either side of `HOME`."""
@@ -50,8 +53,8 @@ class Arm(gymnasium.Env):
     dt = PERIOD_S
 
     def __init__(self, kind: str) -> None:
-        self.model = mujoco.MjModel.from_xml_string(_model(kind))
-        self.data = mujoco.MjData(self.model)
+        self.model = _mujoco.MjModel.from_xml_string(_model(kind))
+        self.data = _mujoco.MjData(self.model)
         most = TORQUE if kind == "torques" else np.full(6, SPEED)
         self.action_space = gymnasium.spaces.Box(-most.astype(np.float32), most.astype(np.float32))
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (12,))
@@ -59,14 +62,14 @@ class Arm(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         """At home, with up to a degree of play."""
         super().reset(seed=seed)
-        mujoco.mj_resetData(self.model, self.data)
+        _mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:] = HOME + self.np_random.uniform(-0.02, 0.02, 6)
         return self._observe(), {}
 
     def step(self, action):
         """One control period."""
         self.data.ctrl[:] = action
-        mujoco.mj_step(self.model, self.data, nstep=round(PERIOD_S / self.model.opt.timestep))
+        _mujoco.mj_step(self.model, self.data, nstep=round(PERIOD_S / self.model.opt.timestep))
         return self._observe(), 0.0, False, False, {}
 
     def place(self, position):
@@ -84,8 +87,8 @@ def _task(kind: str) -> fh.GymnasiumTask:
         env=lambda: Arm(kind),
         positions=range(6),
         velocities=range(6, 12),
-        position_low=HOME - RANGE,
-        position_high=HOME + RANGE,
+        position_low=tuple(HOME - RANGE),
+        position_high=tuple(HOME + RANGE),
         rate=0.8,
         unit="rad",
         place=lambda env, position: env.unwrapped.place(position),

@@ -1,0 +1,81 @@
+"""How long trajectories are, for robots that fall and for those that do not."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from firsthand.agent.corrected_model import make_rollout_inputs
+from firsthand.models import Dynamics
+from firsthand.robots import EpisodeRecord
+from firsthand.tasks import Task
+from firsthand.training.horizon import MIN_HORIZON, Horizon
+from firsthand.training.learning import as_rollout, draw_imagined_starts
+
+
+@pytest.fixture(scope="module")
+def task(make_probe_task) -> Task:
+    made = make_probe_task(
+        measured=1,
+        command_memory=1,
+        steps=60,
+        preview=(1, 2),
+        command_limit=1.0,
+        length_scale=1.0,
+        change_weight=0.01,
+        trajectories=10,
+    )
+    return dataclasses.replace(made, adaptive_horizon=True)
+
+
+def episode(task: Task, lengths: list[int]) -> EpisodeRecord:
+    shape = (len(lengths), task.steps)
+    record = EpisodeRecord.complete(
+        np.zeros((len(lengths), 2)),
+        np.zeros((*shape[:1], 61, 1)),
+        np.zeros((*shape, 1)),
+        np.zeros((len(lengths), 62, 1)),
+    )
+    return dataclasses.replace(record, valid=np.arange(task.steps) < np.asarray(lengths)[:, None])
+
+
+def test_a_robot_that_stays_up_keeps_the_whole_length(task: Task):
+    horizon = Horizon(task)
+    assert horizon.update(episode(task, [60] * 10)) == 0.0
+    assert horizon.steps == 60
+
+
+def test_falls_shorten_it_and_standing_lengthens_it_again(task: Task):
+    horizon = Horizon(task)
+    assert horizon.update(episode(task, [16] * 10)) == 1.0
+    assert horizon.steps == 20
+    horizon.update(episode(task, [20] * 8 + [12, 18]))
+    assert horizon.steps == 20  # some fell
+    horizon.update(episode(task, [20] * 10))
+    assert horizon.steps == 30
+    horizon.update(episode(task, [1] * 10))
+    assert horizon.steps == MIN_HORIZON
+    for _ in range(6):
+        horizon.update(episode(task, [horizon.steps] * 10))
+    assert horizon.steps == 60
+
+
+def test_a_length_that_was_given_stays(task: Task):
+    horizon = Horizon(dataclasses.replace(task, adaptive_horizon=False))
+    assert horizon.update(episode(task, [16] * 10)) == 1.0
+    assert horizon.steps == 60
+
+
+def test_imagined_trajectories_count_up_to_the_horizon_in_arrays_of_one_shape(task: Task):
+    record = episode(task, [16] * 10)
+    dynamics = Dynamics.random(task.spec, (4,), key=jax.random.key(0))
+    shapes = set()
+    for horizon in (20, 60):
+        imagined = draw_imagined_starts(task, record, 4, np.random.default_rng(0), horizon=horizon)
+        assert imagined is not None
+        inputs = make_rollout_inputs(dynamics, as_rollout(task.spec, record), imagined)
+        assert jnp.all(inputs.valid[10:].sum(axis=1) == horizon)
+        shapes.add(tuple(np.shape(leaf) for leaf in jax.tree.leaves(inputs)))
+    assert len(shapes) == 1

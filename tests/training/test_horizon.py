@@ -49,15 +49,15 @@ def test_a_robot_that_stays_up_keeps_the_whole_length(task: Task):
 
 def test_falls_shorten_it_and_standing_lengthens_it_again(task: Task):
     horizon = Horizon(task)
-    assert horizon.update(episode(task, [16] * 10)) == 1.0
+    assert horizon.update(episode(task, [25] * 10)) == 1.0
     assert horizon.steps == 20
     horizon.update(episode(task, [20] * 8 + [12, 18]))
     assert horizon.steps == 20  # some fell
     horizon.update(episode(task, [20] * 10))
-    assert horizon.steps == 30
+    assert horizon.steps == 26
     horizon.update(episode(task, [1] * 10))
     assert horizon.steps == MIN_HORIZON
-    for _ in range(6):
+    for _ in range(8):
         horizon.update(episode(task, [horizon.steps] * 10))
     assert horizon.steps == 60
 

@@ -24,6 +24,7 @@ from firsthand_onboard.kinematics import output_of_positions
 
 from ..errors import UserError
 from ..inspection import InspectionSettings, excite
+from ..inspection.findings import identify
 from ..inspection.plan import usual_minutes
 from ..inspection.recording import Recording
 from ..robots.base import AbstractRobot, neutral
@@ -31,8 +32,10 @@ from ..tasks import Task
 
 FACTORS = (0.15, 0.3, 0.6, 1.0, 1.6, 2.5)
 """Multiples of the rule's bandwidth to try, in this order."""
-MAX_DEAD_STEPS = 25
-"""Longest dead time that is looked for, in control periods."""
+DEAD_TRIES = 3
+"""Dead times that are tried, from the one that the inspection found on, in control periods."""
+OUTLIER = 10.0
+"""A change this many times as large as all but 2 % is a spike of a sensor."""
 MIN_ROWS_PER_COEFFICIENT = 5
 SIGNIFICANT = 3.0
 """A command acts on an output where its coefficient is this many standard errors from zero."""
@@ -68,24 +71,31 @@ def controlled_entries(spec: ControlSpec) -> tuple[int, ...]:
 def identify_outputs(robot: AbstractRobot, task: Task, *, seed: int = 0) -> OutputModel:
     """Inspect the robot and fit the model. This moves it, with up to half of the command range."""
     settings = InspectionSettings(usual_minutes(task.spec), AMPLITUDE, seed)
-    recorded = excite(robot, settings)
+    return fit_outputs(task.spec, excite(robot, settings))
+
+
+def fit_outputs(spec: ControlSpec, recorded: Recording) -> OutputModel:
+    """The model that fits a recording best, near the dead time that the inspection found.
+
+    `UserError` where no command moves an output.
+    """
     began = time.process_time()
-    return fit_outputs(task.spec, recorded, began)
-
-
-def fit_outputs(spec: ControlSpec, recorded: Recording, began: float | None = None) -> OutputModel:
-    """The model that fits a recording best, over all dead times. `UserError` where no command moves an output."""
-    began = time.process_time() if began is None else began
+    found_dead = [c.dead_time_steps for c in identify(recorded, spec).channels if c.dead_time_steps is not None]
+    first = int(np.median(found_dead)) if found_dead else 0
     entries, period = controlled_entries(spec), spec.period_s
     half = (np.asarray(spec.limits.command_high) - np.asarray(spec.limits.command_low)) / 2
     actions = (recorded.commands - neutral(spec)) / half
     now, change = recorded.before[:, entries], recorded.change[:, entries]
     moving = _moving(spec, recorded, entries)
+    usual = np.nanquantile(np.abs(change), 0.98, axis=0)
+    spiked = (np.abs(change) > OUTLIER * np.maximum(usual, 1e-12)).any(axis=1)
+    spiked[1:] |= spiked[:-1]
     fits = []
-    for dead in range(min(MAX_DEAD_STEPS, max(len(actions) // 20, 1)) + 1):
+    for dead in range(first, first + DEAD_TRIES):
         rows = np.arange(dead + 1, len(actions))
         together = np.all([recorded.joined[rows - k] for k in range(dead + 1)], axis=0)
-        rows = rows[together & np.isfinite(change[rows]).all(axis=1) & np.isfinite(moving[rows]).all(axis=1)]
+        together &= np.isfinite(change[rows]).all(axis=1) & np.isfinite(moving[rows]).all(axis=1) & ~spiked[rows]
+        rows = rows[together]
         count = 3 + actions.shape[1]
         if len(rows) < MIN_ROWS_PER_COEFFICIENT * count:
             continue

@@ -75,6 +75,17 @@ def tracking_errors(
     return error[seen(record)]
 
 
+def whole_error(spec: ControlSpec, record: EpisodeRecord) -> float:
+    """The mean error over every step that was asked for; a robot that ended early counts as standing where it ended.
+
+    For comparing controllers of robots that fall: the error over the steps that happened is smallest for whoever falls
+    at once.
+    """
+    steps = record.commands.shape[1]
+    output = np.asarray(tracked_output(spec, record.best_known[:, :steps].astype(np.float64)))
+    return _mean(np.linalg.norm(output - record.references[:, :steps], axis=-1).reshape(-1))
+
+
 def seen(record: EpisodeRecord) -> Bool[np.ndarray, "trajectories steps"]:
     """Steps that happened and whose measurement is finite: a sensor that dropped out leaves no error to speak of."""
     return record.valid & np.isfinite(record.measured[:, :-1]).all(axis=-1)

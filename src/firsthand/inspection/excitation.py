@@ -61,8 +61,15 @@ def _stand_still(pusher: Pusher) -> int:
     """Stand still, to see noise and drift; for how many periods."""
     recorder = pusher.recorder
     recorder.activity = "standing still"
+    stood, falls = 0, []
     while len(recorder) < pusher.plan.rest:
-        recorder.play_neutral()
+        before = len(recorder)
+        restarted = recorder.play_neutral() is None
+        stood += len(recorder) - before
+        if restarted:
+            falls.append(stood)
+            stood = 0
+    pusher.watch_falls(falls)
     steps = len(recorder)
     pusher.guard.calibrate(recorder.changes(0, steps), recorder.positions)
     pusher.homing.home = recorder.positions
@@ -114,7 +121,7 @@ class _ChannelExcitation:
             if pusher.guard.responds(motion):
                 self.responding = self.responding or level
                 growth = (levels[min(i + 1, len(levels) - 1)] / level) ** 1.2
-                if pusher.guard.may_go_too_far(motion * growth):
+                if pusher.falls_after is None and pusher.guard.may_go_too_far(motion * growth):
                     break
             elif not self.responding:
                 self.silent = level

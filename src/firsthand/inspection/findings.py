@@ -250,5 +250,14 @@ def _notes(
         )
     restarts = int((~recording.joined[1:]).sum())
     if restarts:
-        notes.append(f"The robot ended and was restarted {restarts} times.")
+        notes.append(f"The robot ended or was stopped at its limits, and was restarted, {restarts} times.")
+    fallen = int((~recording.joined[1 : recording.rest]).sum())
+    if fallen:
+        stood_s = recording.rest / (fallen + 1) * spec.period_s
+        unknown = [c.name for c in channels if c.responds and not np.isfinite([c.gain_plus, c.gain_minus]).all()]
+        what = f", and the gain of {', '.join(unknown)}" if unknown else ""
+        notes.append(
+            f"The robot falls or runs away within about {stood_s:.2g} s of the neutral command, so that pushes were "
+            f"shorter than that. What could not be measured: where it settles, dead bands{what}."
+        )
     return tuple(notes)

@@ -8,6 +8,8 @@ from .plan import CHUNK, Plan
 from .recorder import Recorder
 from .recording import TOGETHER, Push
 
+FALLING_SHARE = 0.5
+"""A robot that falls by itself is pushed for this share of the time that it takes."""
 MAX_RESTARTS = 50
 """The inspection ends when more pushes in a row than this end in a restart of the robot."""
 
@@ -23,16 +25,23 @@ class Pusher:
         """The largest push of each channel so far that was not cut, as a share of half its range."""
         self.restarts = 0
         """Pushes in a row that ended in a restart of the robot."""
+        self.falls_after: int | None = None
+        """Control periods after which the robot falls or runs away under the neutral command; None if it does not."""
 
     def push(
         self, channel: int, fraction: float | np.ndarray, *, randomized: bool = False, steps: int | None = None
     ) -> Push:
-        """Push, take it back, rest."""
-        self._wait_for_rest()
+        """Push, take it back, rest. A robot that falls is pushed for half the time that it takes, after a restart."""
+        if self.falls_after is None:
+            self._wait_for_rest()
+        else:
+            self._fall()
         recorder = self.recorder
         fractions = np.zeros_like(recorder.half_range)
         fractions[slice(None) if channel == TOGETHER else channel] = fraction
         wanted = self.plan.push if steps is None else steps
+        if self.falls_after is not None:
+            wanted = min(wanted, max(CHUNK, CHUNK * round(FALLING_SHARE * self.falls_after / CHUNK)))
         start, origin, speed_before, cut = len(recorder), recorder.positions, recorder.speed, False
         motions: list[np.ndarray] = []
         moved, motion = np.zeros(len(self.guard.index)), None
@@ -43,7 +52,7 @@ class Pusher:
                 break
             motions.append(motion)
             moved = moved + motion
-            if self._leads_out(origin + moved, motions):
+            if self.falls_after is None and self._leads_out(origin + moved, motions):
                 cut = len(recorder) - start < wanted
                 break
         push = Push(channel, tuple(fractions.tolist()), start, len(recorder) - start, cut, randomized)
@@ -52,6 +61,8 @@ class Pusher:
             self._rest_after_restart()
             return push
         self.restarts = 0
+        if self.falls_after is not None:
+            return push
         if self.guard.responds(moved):
             returns = self._take_back(fractions, moved, push.steps)
             if channel != TOGETHER:
@@ -61,6 +72,19 @@ class Pusher:
         if self._go_home():
             self._settle(largest)
         return push
+
+    def watch_falls(self, lengths: list[int]) -> None:
+        """Take note of how long the robot stood, each time that it was restarted under the neutral command."""
+        if lengths:
+            self.falls_after = max(int(np.median(lengths)), CHUNK)
+
+    def _fall(self) -> None:
+        """Neutral until the robot has fallen and is restarted, at most for ten times as long as usual."""
+        assert self.falls_after is not None
+        start = len(self.recorder)
+        while len(self.recorder) - start < 10 * self.falls_after:
+            if self.recorder.play_neutral() is None:
+                return
 
     def mean_motion(self, pushes: list[Push]) -> Positions:
         """Half the difference between a push and its opposite: drift drops out."""

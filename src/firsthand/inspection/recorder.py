@@ -35,6 +35,8 @@ class Recorder:
         """Command, measurement before it, measurement after it, per control period."""
         self.joined: list[bool] = []
         """Whether a period followed its predecessor without a restart in between."""
+        self._fresh = False
+        """Whether the robot was restarted at the end of the last chunk."""
         self.activity = ""
         """What is going on, for people."""
         self.positions = self._read_positions()
@@ -71,7 +73,8 @@ class Recorder:
         if self.progress is not None:
             self.progress(min(len(self.rows), self.total_steps), self.total_steps, self.activity)
         self.speed = np.zeros(len(self.guard.index))
-        if not (joined and finite.all()):
+        begins, self._fresh = joined or self._fresh, not finite.all()
+        if not (begins and finite.all()):
             return None
         moved = (measured[-1] - measured[0])[self.guard.index]
         self.speed = moved / CHUNK

@@ -17,9 +17,9 @@ MIN_HORIZON = 10
 """Shorter trajectories show nothing."""
 FALLS = 0.25
 """Share of trajectories that end early, from which on the horizon is shortened."""
-HEADROOM = 1.25
-"""The horizon over the median length of trajectories that end early."""
-GROWTH = 1.5
+HEADROOM = 0.8
+"""The horizon over the median length of the trajectories, where many end early."""
+GROWTH = 1.3
 """What the horizon is multiplied by where hardly any trajectory ended early."""
 STANDS = 0.1
 """Share of trajectories that may end early for that."""

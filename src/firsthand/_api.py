@@ -199,7 +199,7 @@ def export_policy(
 
     Args:
         run: the run's folder.
-        format: "c", "onnx" or "safetensors"; "mcap" writes what the robot did.
+        format: "c", "onnx" or "safetensors"; "mcap" and "lerobot" write what the robot did.
         out: the folder to write into; by default `export` in the run's own.
         episode: whose policy; by default the kept one.
 

@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import errno
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from firsthand.export.accuracy import random_inputs, tolerance
 from firsthand.export.c_source import c_files, identifier
 from firsthand.export.onnx_graph import onnx_model
 from firsthand.export.write import controller_and_card
+from firsthand.logs import read_log
 from firsthand.logs.mcap import read_mcap
 from firsthand.models import Policy
 from firsthand.plants.excavator import ExcavatorFlow
@@ -397,7 +399,7 @@ def test_the_exported_file_is_what_the_robot_loads(run, tmp_path):
 
 
 def test_the_log_reads_back_as_it_was(run, tmp_path):
-    (file,) = write_export(run, "mcap", tmp_path)
+    file, _ = write_export(run, "mcap", tmp_path)
     folder = RunFolder.open(run)
     log = read_mcap(file, excavator_task(trajectories=2, steps=20, hidden=(8,)).spec)
     assert len(log.series) == 2  # an episode each: the two trajectories of one follow each other
@@ -419,7 +421,7 @@ def test_motions_that_only_meet_at_the_same_place_stay_apart(run, tmp_path, monk
         return dataclasses.replace(found, starts=starts)
 
     monkeypatch.setattr(Run, "record", after_a_reset)
-    (file,) = write_export(run, "mcap", tmp_path)
+    file, _ = write_export(run, "mcap", tmp_path)
     assert len(read_mcap(file, excavator_task(trajectories=2, steps=20, hidden=(8,)).spec).series) == 4
 
 
@@ -462,3 +464,54 @@ def test_names_inject_nothing_into_c(name, toy_spec):
         code = re.sub(r"/\*.*?\*/", "", spliced, flags=re.DOTALL)
         assert "int injected" not in code
         assert "system(" not in code
+
+
+def test_the_log_is_ros_2_messages_with_a_layout_for_foxglove(run, tmp_path):
+    from mcap.reader import make_reader
+    from mcap_ros2.decoder import DecoderFactory
+
+    file, layout = write_export(run, "mcap", tmp_path)
+    spec = excavator_task(trajectories=2, steps=20, hidden=(8,)).spec
+    with file.open("rb") as stream:
+        reader = make_reader(stream, decoder_factories=[DecoderFactory()])
+        found = [
+            (channel.topic, getattr(schema, "name", ""), message)
+            for schema, channel, _, message in reader.iter_decoded_messages()
+        ]
+    arrays, _ = RunFolder.open(run).load_episode(1)
+    first = {topic: message for topic, _, message in reversed(found)}
+    kinds = {topic: name for topic, name, _ in found}
+    assert kinds.pop("/joint_states") == "sensor_msgs/msg/JointState"
+    assert set(kinds.values()) == {"std_msgs/msg/Float64MultiArray"}
+    assert first["/joint_states"].name == ["boom", "dipper", "telescope", "pitch"]
+    np.testing.assert_allclose(first["/joint_states"].position, arrays["measured"][0, 0, list(spec.layout.position)])
+    np.testing.assert_allclose(first["/firsthand/command"].data, arrays["commands"][0, 0])
+    assert first["/firsthand/command"].layout.dim[0].label == "boom,dipper,telescope,pitch"
+    # Every path in the layout is an entry of a message.
+    for panel in json.loads(layout.read_text())["configById"].values():
+        for path in panel["paths"]:
+            topic, entry = path["value"].removesuffix("]").split(".data[")
+            assert int(entry) < len(first[topic].data)
+
+
+def test_a_lerobot_dataset_reads_back_as_it_was(run, tmp_path):
+    import pyarrow.parquet
+
+    files = write_export(run, "lerobot", tmp_path)
+    root = tmp_path / "excavator_lerobot"
+    assert root / "meta" / "info.json" in files
+    spec = excavator_task(trajectories=2, steps=20, hidden=(8,)).spec
+    log = read_log(root, spec)
+    folder = RunFolder.open(run)
+    assert len(log.series) == 2
+    for episode, series in zip((1, 2), log.series, strict=True):
+        arrays, _ = folder.load_episode(episode)
+        np.testing.assert_array_equal(series.commands, arrays["commands"].reshape(-1, 4)[:-1])
+        np.testing.assert_array_equal(series.measured[0], arrays["measured"][0, 0])
+    info = json.loads((root / "meta" / "info.json").read_text())
+    assert (info["codebase_version"], info["total_episodes"], info["total_frames"]) == ("v3.0", 2, 80)
+    episodes = pyarrow.parquet.read_table(root / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [(row["dataset_from_index"], row["dataset_to_index"]) for row in episodes] == [(0, 40), (40, 80)]
+    data = pyarrow.parquet.read_table(root / "data/chunk-000/file-000.parquet")
+    assert data["index"].to_pylist() == list(range(80))
+    np.testing.assert_allclose(data["timestamp"].to_numpy()[:40], spec.period_s * np.arange(40), rtol=1e-6)

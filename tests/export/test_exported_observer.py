@@ -404,7 +404,7 @@ def test_a_run_gives_the_observer_with_its_policy(run):
 
 
 def test_trajectories_follow_each_other_in_a_log_also_where_the_starts_are_estimates(run, tmp_path):
-    (file,) = write_export(run, "mcap", tmp_path)
+    file, _ = write_export(run, "mcap", tmp_path)
     spec = Run.open(run).description.spec
     for log in (read_mcap(file, spec), read_run(run, spec)):
         steps = [len(series.commands) for series in log.series]

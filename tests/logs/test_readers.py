@@ -143,7 +143,11 @@ def test_not_a_log(toy_spec: ControlSpec, tmp_path: Path) -> None:
     for name, content, words in [
         ("a.csv", b"\xff\xfe\x00binary", "is not UTF-8 text"),
         ("b.csv", b"", "is empty"),
-        ("c.txt", b"time\n", "must be a run folder, a .csv, .mcap or .npz file"),
+        (
+            "c.txt",
+            b"time\n",
+            r"must be a run folder, a rosbag2, a LeRobot dataset, a \.csv",
+        ),
         ("d.mcap", b"time\n", "not an MCAP file"),
     ]:
         (tmp_path / name).write_bytes(content)

@@ -9,12 +9,12 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class Export:
-    """Take a run's policy away as C, ONNX or safetensors, or the robot's log as MCAP."""
+    """Take a run's policy away as C, ONNX or safetensors, or the robot's log as MCAP or LeRobot dataset."""
 
     run_folder: Annotated[Positional[Path], arg(metavar="RUN", help_behavior_hint="")]
     """Folder of the run."""
     format: Annotated[str, arg(metavar="FORMAT")] = "c"
-    """c, onnx, safetensors (each with a model card), or mcap (everything the robot did)."""
+    """c, onnx, safetensors (each with a model card); mcap or lerobot for everything that the robot did."""
     episode: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
     """Take the policy that ran this episode (from 1); by default the best that the robot has proven."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None

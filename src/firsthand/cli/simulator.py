@@ -83,13 +83,16 @@ class Fit:
     """Fit an ensemble of networks to logs of a robot, and judge it on what was held out."""
 
     logs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")]
-    """Run folders, recordings, CSV, MCAP or .npz files of one robot, or folders of such files."""
+    """Run folders, recordings, rosbag2s, LeRobot datasets, CSV, MCAP or .npz files of one robot, or folders of such
+    files."""
     out: Annotated[Path, arg(metavar="SIM", help_behavior_hint="")]
     """Folder of the simulator."""
     robot: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
     """The robot that was logged, or a .toml file that describes it; needed when no log is a run folder."""
     hold_out: Annotated[tuple[Path, ...], arg(metavar="LOG...", help_behavior_hint="")] = ()
     """Logs of other kinds of motion: never learned from, only judged on, each by itself."""
+    topics: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """A .toml file that says which topic of a bag, or which feature of a dataset, holds what."""
     members: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Networks in the ensemble."""
     steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
@@ -107,7 +110,9 @@ class Fit:
     def run(self) -> int:
         """Read, fit, judge, write."""
         if not self.logs:
-            raise UserError("simulator fit needs at least one log: a run folder, a .csv, .mcap or .npz file.")
+            raise UserError(
+                "simulator fit needs at least one log: a run folder, a bag, a dataset, a .csv, .mcap or .npz file."
+            )
         names = ("steps", "rollout_steps", "members")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         from ..logs import check_columns, read_log
@@ -120,8 +125,8 @@ class Fit:
         robot, description, logged = _robot_of(self.logs) if self.robot is None else _named_robot(self.robot)
         spec, columns = description.spec, None if logged is None else logged.columns
         settings = FitSettings(seed=self.seed, free=() if logged is None else logged.free_entries, **given)
-        logs = [check_columns(spec, read_log(path, spec, columns)) for path in self.logs]
-        others = [read_log(path, spec, columns) for path in self.hold_out]
+        logs = [check_columns(spec, read_log(path, spec, columns, self.topics)) for path in self.logs]
+        others = [read_log(path, spec, columns, self.topics) for path in self.hold_out]
         _print_logs([*logs, *others])
         learned, held = split([series for log in logs for series in log.series], spec.period_s)
         with _progress("fitting") as bar:

@@ -47,7 +47,9 @@ class Train:
     init: _Text = None
     """What to take over with --init-from: model, policy or both (the default)."""
     data: Annotated[tuple[Path, ...], arg(metavar="LOG...", help_behavior_hint="")] = ()
-    """Logs to learn from before the first episode: run folders, .csv or .mcap files."""
+    """Logs to learn from before the first episode: run folders, rosbag2s, LeRobot datasets, .csv or .mcap files."""
+    topics: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """With --data: a .toml file that says which topic of a bag, or which feature of a dataset, holds what."""
     authority: _Number = None
     """For a robot across the network: share of the command range at first, by default 0.5; caps a resumed run."""
     approve: _Text = None
@@ -175,7 +177,9 @@ class Train:
 
     def _origin(self) -> dict[str, Any]:
         """What to start from, as `gather` takes it."""
-        return {"init_from": self.init_from, "init": self.init or "both", "data": self.data}
+        if self.topics is not None and not self.data:
+            raise UserError(f"topics is {self.topics}, but there is no --data that it could describe.")
+        return {"init_from": self.init_from, "init": self.init or "both", "data": self.data, "topics": self.topics}
 
     def _robot(self, config: Any, found: Any) -> Any:
         """The robot, which must fit the options, and whose goals must lie inside its limits."""

@@ -15,8 +15,9 @@ from ..runs import atomic
 from ..training.run import Run
 from .c_source import c_files, identifier
 from .card import ModelCard
+from .lerobot import lerobot_files
 from .onnx_graph import observer_model, onnx_model
-from .robot_log import mcap_log
+from .robot_log import foxglove_layout, mcap_log
 
 Files = dict[str, bytes]
 
@@ -44,13 +45,27 @@ POLICY_FORMATS: dict[str, Callable[[Controller, ModelCard], Files]] = {
     "onnx": _onnx,
     "safetensors": _safetensors,
 }
-FORMATS = (*POLICY_FORMATS, "mcap")
+
+
+def _mcap(run: Run) -> Files:
+    name = identifier(run.description.name)
+    return {f"{name}.mcap": mcap_log(run), f"{name}.foxglove.json": foxglove_layout(run.description.spec)}
+
+
+def _lerobot(run: Run) -> Files:
+    folder = f"{identifier(run.description.name)}_lerobot"
+    return {f"{folder}/{name}": data for name, data in lerobot_files(run).items()}
+
+
+LOG_FORMATS: dict[str, Callable[[Run], Files]] = {"mcap": _mcap, "lerobot": _lerobot}
+"""What the robot did, not what it learned."""
+FORMATS = (*POLICY_FORMATS, *LOG_FORMATS)
 
 
 def write_export(
     path: Path, kind: str, out: Path | None = None, episode: int | None = None, *, needs_observer: bool = False
 ) -> list[Path]:
-    """Write the kept policy of a run, or that of an episode, to a folder; `mcap` writes what the robot did.
+    """Write the kept policy of a run, or that of an episode, to a folder, or what the robot did (`mcap`, `lerobot`).
 
     A policy that ran with an observer leaves with it; `needs_observer` refuses one that was not. Returns what
     was written. Without `out` the folder is `export` in the run's own.
@@ -59,14 +74,14 @@ def write_export(
         raise UserError(f"There is no format {kind!r}{suggest(kind, FORMATS)}; known are {', '.join(FORMATS)}.")
     run = Run.open(path)
     folder = out or run.path / "export"
-    if kind == "mcap":
+    if kind in LOG_FORMATS:
         if episode is not None:
-            raise UserError("--episode is for policies; --format mcap writes all episodes.")
+            raise UserError(f"--episode is for policies; --format {kind} writes all episodes.")
         if needs_observer:
-            raise UserError("--observer is for policies; --format mcap writes what the robot did.")
+            raise UserError(f"--observer is for policies; --format {kind} writes what the robot did.")
         if not run.episodes():
             raise UserError(f"{run.path} has no finished episode yet.")
-        files, obsolete = {f"{identifier(run.description.name)}.mcap": mcap_log(run)}, set()
+        files, obsolete = LOG_FORMATS[kind](run), set()
     else:
         with atomic.using(f"the policy of {run.path}"):
             controller, card = controller_and_card(run, episode)
@@ -91,8 +106,11 @@ def _write_all(folder: Path, files: Files, obsolete: Iterable[str]) -> None:
     atomic.make_folder(staged)
     try:
         for name, data in files.items():
+            atomic.make_folder((staged / name).parent)
             atomic.write_bytes(staged / name, data)
         for name in files:
+            for parent in reversed(Path(name).parents[:-1]):
+                atomic.make_own_folder(folder / parent)
             os.replace(staged / name, folder / name)
         for name in obsolete:
             (folder / name).unlink(missing_ok=True)

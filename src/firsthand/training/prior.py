@@ -173,14 +173,19 @@ def _only_starts(task: Task, starts: np.ndarray) -> EpisodeRecord:
 
 
 def gather(
-    spec: ControlSpec, *, init_from: Path | None = None, init: Parts = "both", data: Sequence[Path] = ()
+    spec: ControlSpec,
+    *,
+    init_from: Path | None = None,
+    init: Parts = "both",
+    data: Sequence[Path] = (),
+    topics: Path | None = None,
 ) -> Prior:
     """Read the other run and the logs; one sentence when one of them cannot be used."""
     check_parts(init)
     source, weights, notes = _other_run(init_from, init, spec) if init_from is not None else (None, None, ())
     logs, taken = [], []
     for path in data:
-        log = read_log(path, spec)
+        log = read_log(path, spec, topics=topics)
         rows, refused = transitions(spec, log)
         if not len(rows.states):
             reasons = ", ".join(f"{count} rows: {reason}" for reason, count in refused.most_common())

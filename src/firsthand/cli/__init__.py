@@ -11,18 +11,22 @@ from .. import __version__
 from ..cache import cache_folder
 from ..errors import UserError
 from .characterize import Characterize
+from .check import Check
 from .dashboard import Dashboard
 from .evaluate import Evaluate
 from .export import Export
 from .inspect import Inspect
 from .laboratory import check_laboratory, laboratory_commands, laboratory_hint
 from .machine import Machine
+from .new import New
 from .options import check_options
 from .report import Report
 from .simulator import Simulator
 from .train import Train
 
 COMMANDS = {
+    "new": New,
+    "check": Check,
     "train": Train,
     "evaluate": Evaluate,
     "report": Report,

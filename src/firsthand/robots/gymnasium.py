@@ -32,7 +32,7 @@ from .limits import is_inside
 
 DEFAULT_STEPS = 100
 """Control steps per trajectory, unless the user chooses."""
-Numbers = float | Sequence[float]
+Numbers = float | Sequence[float] | np.ndarray
 """One number for every channel, or one per channel."""
 
 

@@ -1,0 +1,176 @@
+"""`firsthand new` writes files that run; `firsthand check` says what is wrong with a task. Neither moves a robot."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import firsthand as fh
+from firsthand.cli.check import Check
+from firsthand.cli.new import New
+from firsthand.robots.preflight import Verdict, check_robot
+from firsthand.robots.registry import NamedRobot, find_robot
+from firsthand_onboard import SelectedOutput
+
+ROOT = Path(__file__).parents[2]
+ARM = ROOT / "examples" / "arms" / "six_joint.urdf"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder to work in, with the arm's file in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    shutil.copy(ARM, tmp_path / "arm.urdf")
+    return tmp_path
+
+
+def test_a_urdf_arm_from_an_empty_folder(folder, capsys):
+    assert New(Path("my_robot.py"), urdf=Path("arm.urdf"), tip="tool0").run() == 0
+    assert "Next: firsthand check my_robot.py:task" in capsys.readouterr().out
+    text = (folder / "my_robot.py").read_text()
+    assert max(len(line) for line in text.splitlines()) <= 120
+    assert sum("EDIT" in line for line in text.splitlines()) <= 20
+    assert Check("my_robot.py:task").run() == 0
+    out = capsys.readouterr().out
+    for word in ("limits", "start", "every joint moves it", "self-collision", "differentiable", "Nothing wrong"):
+        assert word in " ".join(out.split()), word
+    found = find_robot("my_robot.py:task")
+    spec = found.task.spec
+    assert spec.num_outputs == 3
+    assert spec.limits.command_high == pytest.approx([1.2, 1.2, 1.5, 1.8, 1.8, 1.8])
+    assert (np.asarray(spec.limits.position_high) - spec.limits.position_low <= 1.0 + 1e-6).all()
+    robot = found.make()
+    before = robot.measured()
+    after = robot.play(np.tile(spec.limits.command_high, (4, 1)).astype(np.float32))[-1]
+    assert (after[:6] > before[:6]).all()
+    robot.close()
+
+
+def test_a_gymnasium_id(folder):
+    assert New(Path("my_robot.py"), gymnasium="Pendulum-v1").run() == 0
+    task = find_robot("my_robot.py:task", approve=True).task
+    assert task.spec.period_s == pytest.approx(0.05)
+    assert task.spec.kinematics == SelectedOutput((0,))
+
+
+def test_a_log(folder):
+    rows = [f"{0.04 * i:.2f},{np.sin(i / 9):.4f},{np.cos(i / 9):.4f},{np.sin(i / 5):.3f},on" for i in range(200)]
+    Path("log.csv").write_text("\n".join(["time,boom.position,boom.velocity,boom valve,mode", *rows]))
+    assert New(Path("my_robot.py"), csv=Path("log.csv")).run() == 0
+    task = find_robot("my_robot.py:task", approve=True).task
+    assert task.spec.period_s == pytest.approx(0.04)
+    assert len(task.spec.layout.position) == len(task.spec.layout.velocity) == len(task.spec.layout.commands) == 1
+    assert task.spec.limits.position_low[0] == pytest.approx(-1.04, abs=0.01)
+    assert New(Path("other.py"), csv=Path("log.csv"), commands=("boom.velocity",)).run() == 0
+
+
+def test_names_inject_nothing_into_the_file(folder):
+    """A file from somebody else is only ever data."""
+    evil = 'tool0"); raise SystemExit("""evil""") #\\'
+    quoted = evil.replace("&", "&amp;").replace('"', "&quot;")
+    Path("arm.urdf").write_text(ARM.read_text().replace("tool0", quoted).replace('"wrist_3"', f'"{quoted}"'))
+    assert New(Path("my_robot.py"), urdf=Path("arm.urdf"), tip=evil).run() == 0
+    find_robot("my_robot.py:task", approve=True)
+
+
+BAD = {
+    "nothing": (New(Path("a.py")), "nothing to start from was given; give one of --urdf FILE --tip LINK"),
+    "two": (New(Path("a.py"), gymnasium="x", csv=Path("y")), "--gymnasium and --csv were given"),
+    "tip": (New(Path("a.py"), urdf=Path("arm.urdf")), "tip is missing.* links at an end of the robot are tool0"),
+    "no such tip": (
+        New(Path("a.py"), urdf=Path("arm.urdf"), tip="hand"),
+        "tip is 'hand', but the links are: base_link",
+    ),
+    "still": (New(Path("a.py"), urdf=Path("arm.urdf"), tip="base_link"), "no joint moves 'base_link'"),
+    "no file": (New(Path("a.py"), urdf=Path("none.urdf"), tip="x"), "there is no robot file none.urdf"),
+    "other options": (New(Path("a.py"), gymnasium="x", tip="y"), "--tip belongs to --urdf"),
+    "suffix": (New(Path("a.txt"), gymnasium="x"), "a.txt, but its name must end in .py"),
+    "there already": (New(Path("here.py"), gymnasium="x"), "here.py is there already and is not replaced"),
+    "no environment": (New(Path("a.py"), gymnasium="Nothing-v9"), "gymnasium.make.*fails"),
+    "discrete": (New(Path("a.py"), gymnasium="CartPole-v1"), "actions must be continuous"),
+    "no log": (New(Path("a.py"), csv=Path("none.csv")), "there is no log none.csv"),
+    "no header": (New(Path("a.py"), csv=Path("numbers.csv")), "must begin with a line of column names"),
+    "no commands": (New(Path("a.py"), csv=Path("plain.csv")), "no column of plain.csv is recognised as a command"),
+    "wrong commands": (
+        New(Path("a.py"), csv=Path("plain.csv"), commands=("z",)),
+        "commands names 'z', but the",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_sentence_and_writes_nothing(case, folder):
+    Path("here.py").write_text("mine")
+    Path("numbers.csv").write_text("1,2\n3,4\n")
+    Path("plain.csv").write_text("x,y\n3,4\n5,6\n")
+    command, message = BAD[case]
+    with pytest.raises(fh.UserError, match=message):
+        command.run()
+    assert not Path("a.py").exists()
+    assert Path("here.py").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def reach() -> NamedRobot:
+    """A planar arm's task, of which each test spoils a part."""
+    return find_robot("excavator")
+
+
+def verdicts(found: NamedRobot) -> dict[str, Verdict]:
+    return {row.what: row.verdict for row in check_robot(found)}
+
+
+def test_a_built_in_robot_passes(reach):
+    rows = check_robot(reach)
+    assert all(row.verdict in (Verdict.OK, Verdict.NOTE) for row in rows if row.what not in ("units", "goals")), rows
+
+
+def test_what_is_wrong_is_found(reach, monkeypatch):
+    """One at a time: goals outside and of the wrong shape, a home and a start outside the limits."""
+    monkeypatch.setattr("firsthand.robots.preflight._cost", lambda task: [])
+
+    def spoilt(**changes) -> dict[str, Verdict]:
+        return verdicts(dataclasses.replace(reach, task=dataclasses.replace(reach.task, **changes)))
+
+    assert spoilt(sample_goals=lambda rng, measured, n: np.full((n, 4), 9.0))["goals"] is Verdict.WRONG
+    assert spoilt(sample_goals=lambda rng, measured, n: np.full((n, 3), 0.5))["goals"] is Verdict.WRONG
+    assert spoilt(sample_goals=lambda rng, measured, n: np.full((n, 4), np.nan))["goals"] is Verdict.WRONG
+    still = spoilt(sample_goals=lambda rng, measured, n: np.tile(reach.task.home, (n, 1)))
+    assert still["goals"] is Verdict.DOUBTFUL
+    outside = spoilt(home=(9.0, 1.2, 0.6, 0.8))
+    assert outside["home"] is outside["start"] is Verdict.WRONG
+
+    def fails(speed: float):
+        raise ValueError("no paths")
+
+    assert spoilt(evaluation=fails)["evaluation"] is Verdict.WRONG
+
+
+def test_a_cost_without_a_derivative_is_found(reach):
+    import jax.numpy as jnp
+
+    from firsthand.robots import preflight
+
+    class Norm:
+        def __call__(self, state, command, reference):
+            return jnp.sqrt(jnp.sum((state[:2] - state[:2]) ** 2))
+
+    task = dataclasses.replace(reach.task)
+    object.__setattr__(task, "cost", Norm())
+    (row,) = preflight._cost(task)
+    assert row.verdict is Verdict.WRONG
+    assert "derivative" in row.text
+
+
+def test_hardware_is_not_looked_at(reach, monkeypatch):
+    from firsthand.robots import preflight
+
+    class Real:
+        hardware = True
+
+    monkeypatch.setattr(NamedRobot, "make", lambda self: Real())
+    (row,) = preflight._look_at_robot(reach)
+    assert row.verdict is Verdict.NOTE

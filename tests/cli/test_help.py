@@ -22,7 +22,7 @@ except SystemExit as end:
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        ([], ["new", "check", "train", "evaluate", "report", "export", "characterize", "inspect", "machine", "simulator"]),
+        ([], ["new", "check", "train", "evaluate", "report", "export", "inspect", "machine", "simulator"]),
         (["train"], ["ROBOT", "--preset", "--episodes", "--seed", "--out", "--resume", "--eta", "--model.rate"]),
         (["evaluate"], ["RUN", "--episode", "--speed", "--json", "--oracle"]),
         (["report"], ["RUN", "--out"]),

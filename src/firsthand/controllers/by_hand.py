@@ -1,6 +1,7 @@
 """Episodes under a controller that is no policy: step by step with nothing but `AbstractRobot.play`."""
 
-from collections.abc import Callable
+from abc import abstractmethod
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -9,8 +10,14 @@ from firsthand_onboard.features import build_reference, initial_state, next_stat
 
 from ..robots.base import AbstractRobot, EpisodeRecord, neutral
 
-StepController = Callable[[Float[np.ndarray, "robots inputs"], np.ndarray], Float[np.ndarray, "robots commands"]]
-"""From what a policy would see, and whether a trajectory begins, to actions in [-1, 1]; a row per robot."""
+
+@runtime_checkable
+class StepController(Protocol):
+    """Commands for a batch of robots, from what a policy would see."""
+
+    @abstractmethod
+    def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Actions in [-1, 1], `(robots, commands)`; `first` is true where a trajectory begins."""
 
 
 def run_by_hand(

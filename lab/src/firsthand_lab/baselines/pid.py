@@ -1,4 +1,4 @@
-"""What an engineer has today: `firsthand.controllers.pi`, identified and tuned on the robot."""
+"""What an engineer has today: `firsthand.controllers`, identified and tuned on the robot."""
 
 import math
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from firsthand.controllers.pi import GainSearch, PIController, episodes_for_tuning, identify_axes, require_chain
+from firsthand.controllers import GainSearch, design_controller
+from firsthand.controllers.by_hand import StepController
+from firsthand.controllers.pi import episodes_for_tuning
+from firsthand.controllers.pid import FACTORS
 from firsthand.errors import UserError
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand.tasks import Task
@@ -18,12 +21,8 @@ from .view import RobotView
 
 
 def require(task: Task, episodes: int) -> None:
-    """Raise `UserError` for a robot without known kinematics, and for less robot time than identification takes."""
-    try:
-        require_chain(task.spec)
-    except UserError as error:
-        raise UserError(f"{str(error).removesuffix('.')}: leave pid out of --peers.") from None
-    needed = episodes_for_tuning(task)
+    """Raise `UserError` for less robot time than identification and tuning take."""
+    needed = episodes_for_tuning(task, len(FACTORS))
     if episodes < needed:
         raise UserError(
             f"episodes is {episodes}, but pid needs at least {needed} for identification and tuning: give more "
@@ -39,25 +38,25 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     view = RobotView(plant, task, seed=seed)
     ledger = Ledger(folder, view.stepper, parameters["marks"], report)
     whole = plant_and_task(parameters["robot"])[1]
-    found = identify_axes(SimulatedRobot(plant, whole, seed=seed), whole, seed=seed)
+    found = design_controller(SimulatedRobot(plant, whole, seed=seed), whole, seed=seed)
     minutes = found.robot_time_s / 60
     spent = 0 if tiny else math.ceil(found.robot_time_s / task.episode_s)  # a tiny episode is shorter than a push
     report(min(spent, episodes), f"identified in {minutes:.1f} min of robot time")
     watch = Stopwatch(view)
-    search = GainSearch()
+    search = GainSearch(found.factors)
     for episode in range(spent + 1, episodes + 1):
         factor = search.next_factor()
-        follow_episode(view, PIController(task.spec, found.axes, factor))
+        follow_episode(view, found.make(factor))
         search.record(factor, view.errors[-1])
         evaluating = found.processor_time_s if episode == spent + 1 else 0.0
         ledger.episode(episode, view.errors[-1], watch.take() + evaluating, 0)
-        ledger.test(episode, PIController(task.spec, found.axes, search.best))
+        ledger.test(episode, found.make(search.best))
         watch.restart()
     tuned = f"{minutes:.1f} min of inspection, then {len(search.errors)} episodes of tuning"
-    ledger.describe(parameters=3 * len(found.axes), setting=f"{tuned}; gains {search.best:g} × SIMC")
+    ledger.describe(parameters=found.parameters, setting=f"{found.kind}; {tuned}; gains {search.best:g} × the rule's")
 
 
-def follow_episode(view: RobotView, controller: PIController) -> None:
+def follow_episode(view: RobotView, controller: StepController) -> None:
     """Run one episode with the controller."""
     episode = view.episode
     while view.episode == episode:

@@ -5,7 +5,7 @@ from typing import Any
 
 from firsthand.errors import UserError
 from firsthand.plants.base import AbstractPlant
-from firsthand.robots.registry import find_source
+from firsthand.robots.registry import find_robot, find_source
 from firsthand.tasks import Task, excavator_task, soft_arm_task
 
 from ..experiments.baseline import TINY_TASK
@@ -22,6 +22,12 @@ TINY: dict[str, Any] = {
     "soft-arm": soft_arm_task,
 }
 """What has a form for the tests."""
+
+
+def has_plant(robot: str) -> bool:
+    """Whether a robot is a simulation of our own, which several learners can step side by side."""
+    found = find_robot(robot, approve=True)
+    return found.file is None or found.make(seed=0).plant is not None
 
 
 def plant_and_task(robot: str, *, tiny: bool = False) -> tuple[AbstractPlant, Task]:

@@ -12,11 +12,14 @@ from firsthand.errors import UserError
 from .jobs import check_runner, make_pool, print_findings, run_studies
 
 if TYPE_CHECKING:
+    from ..baselines.direct import Books
     from ..experiments.study import Study
 
 _Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Switch = Annotated[bool, arg(help_behavior_hint="")]
 PEERS = "pid,ppo,sac,dreamerv3,tdmpc2,imagination"
+DIRECT = ("pid", "paper")
+"""Peers that need nothing but a robot that can be run."""
 LONG_H = 12.0
 """A comparison that takes longer is run only with --yes."""
 
@@ -26,7 +29,8 @@ class Compare:
     """Ours and other ways to control a robot, side by side, after equal robot time."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
-    """A simulated robot: excavator, excavator-pressure, excavator-realistic, soft-arm."""
+    """A simulated robot: excavator, excavator-pressure, excavator-realistic, soft-arm. With pid and paper alone, any
+    robot that can be run: my_robot.py:task, too."""
     peers: Annotated[str, arg(metavar="NAMES")] = PEERS
     """Comma-separated. dreamerv3 and tdmpc2 have settings that two cores can bear; dreamerv3:default and tdmpc2:default
     are the published ones (hours to days)."""
@@ -49,6 +53,8 @@ class Compare:
     """Jobs at a time; by default one per core."""
     yes: _Switch = False
     """Go on although it takes more than 12 hours."""
+    on_hardware: _Switch = False
+    """Compare on a robot that moves something real: it is inspected, and moved by each way to control it in turn."""
 
     def run(self) -> int:
         """Run, conclude, print the table. Running it again continues."""
@@ -57,7 +63,7 @@ class Compare:
 
         from ..baselines.compare import PeerComparison, PeerStudy
         from ..baselines.registry import select_peers
-        from ..baselines.setup import plant_and_task
+        from ..baselines.setup import has_plant, plant_and_task
         from ..experiments.base import Size
         from ..experiments.run import default_folder
 
@@ -66,6 +72,8 @@ class Compare:
             raise UserError(f"episodes is {self.episodes}, but must be at least 1.")
         check_runner(self.seeds, self.workers, self.on, self.address)
         approve_robot(self.robot)
+        if not has_plant(self.robot):
+            return self._run_directly()
         _, task = plant_and_task(self.robot, tiny=self.tiny)
         comparison = PeerComparison(self.robot, task, peers, self.episodes)
         size = Size("tiny" if self.tiny else "full", self.seeds)
@@ -89,6 +97,45 @@ class Compare:
         if isinstance(findings, int):
             return findings
         print_findings([study], findings)
+        return 0
+
+    def _run_directly(self) -> int:
+        """On a robot that is no plant of ours, one way after the other; the table is printed, nothing is kept."""
+        from firsthand.console import notify
+        from firsthand.robots.registry import find_robot
+        from firsthand.training import TrainingConfig
+
+        from ..baselines import direct
+
+        names = [name.strip() for name in self.peers.split(",") if name.strip()]
+        if not set(names) <= set(DIRECT):
+            others = ", ".join(name for name in names if name not in DIRECT)
+            raise UserError(
+                f"{self.robot} can be compared with {' and '.join(DIRECT)} only; leave {others} out of --peers. The "
+                "other peers learn on simulations of firsthand's own."
+            )
+        found = find_robot(self.robot, approve=True)
+        marks = tuple(sorted({max(self.episodes // 4, 1), max(self.episodes // 2, 1), self.episodes}))
+        books = {}
+        for name in ("ours", *names):
+            robot = found.make(seed=0)
+            try:
+                if robot.hardware and not self.on_hardware:
+                    raise UserError(f"{self.robot} moves something real; add --on-hardware to compare on it.")
+                unit = robot.task.unit
+
+                def on_episode(episode: int, error: float, name: str = name, unit: str = unit) -> None:
+                    notify(f"{name}: episode {episode}/{self.episodes} · error {error:.3g} {unit}")
+
+                if name == "pid":
+                    books[name] = direct.tune(robot, self.episodes, marks, 0, on_episode)
+                else:
+                    preset = "fast" if name == "ours" else name
+                    config = TrainingConfig.of(found.name, preset, episodes=self.episodes)
+                    books[name] = direct.learn(robot, config, marks, on_episode)
+            finally:
+                robot.close()
+        print_books(found.task.name, found.task.unit, books)
         return 0
 
     def _ask(self, study: "Study") -> None:
@@ -118,3 +165,29 @@ class Compare:
         words += ["--on", self.on] if self.on != "local" else []
         words += ["--yes"] if self.yes else []
         return shlex.join(words)
+
+
+def print_books(robot: str, unit: str, books: "dict[str, Books]") -> None:
+    """Errors of tests after equal robot time, as a table."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    marks = sorted({test["episode"] for book in books.values() for test in book.tests})
+    table = Table(title=f"{escape(robot)}: mean error, {escape(unit)}", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for mark in marks:
+        table.add_column(f"episode\n{mark}", justify="right")
+    table.add_column("robot\nmin", justify="right")
+    table.add_column("")
+    for name, book in books.items():
+        errors = {test["episode"]: f"{test['error']:.3g}" for test in book.tests}
+        cells = [errors.get(mark, "–") for mark in marks]
+        table.add_row(name, *cells, f"{book.robot_min:.1f}", escape(book.notes))
+    console = Console()
+    console.print(table)
+    console.print(
+        "On goals that nobody trains on; a step that the robot did not get to counts as if it stood where it ended.",
+        style="dim",
+    )

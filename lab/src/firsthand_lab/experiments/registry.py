@@ -24,6 +24,7 @@ EXPERIMENTS: dict[str, str] = {
     "fast": "fast:Fast",
     "ingredients": "ingredients:Ingredients",
     "deviations": "deviations:Deviations",
+    "suite": "suite:Suite",
 }
 """Name to `module:class` in this package, in the order of the paper."""
 

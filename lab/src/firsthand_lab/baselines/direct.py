@@ -1,0 +1,97 @@
+"""Our learner and a tuned PID on a robot itself, whatever it is: nothing but `AbstractRobot` is needed.
+
+Each leaves a row per episode of robot time and a row per test. A test is an episode of goals that nobody trains on, by
+the kept policy or by the best gains so far. An error counts every step that was asked for (`whole_error`): a robot that
+falls stands where it fell. It is that of the true state where that is known.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from firsthand.controllers import GainSearch, design_controller, run_by_hand
+from firsthand.evaluation.metrics import whole_error
+from firsthand.robots import AbstractRobot
+from firsthand.robots.base import EpisodeRecord, neutral
+from firsthand.training import MemoryRecorder, Trainer, TrainingConfig
+
+TEST_SEED = 999
+OnEpisode = Callable[[int, float], None]
+"""Called after each episode with its number and its error."""
+
+
+@dataclass
+class Books:
+    """What one way to control a robot has left."""
+
+    episodes: list[dict[str, Any]] = field(default_factory=list)
+    """`episode`, `error`, `valid` (share of the steps that happened) and `robot_min`, robot time so far."""
+    tests: list[dict[str, Any]] = field(default_factory=list)
+    """`episode`, `error` and `valid` of a test."""
+    notes: str = ""
+    robot_min: float = 0.0
+
+    def add(self, episode: int, robot: AbstractRobot, record: EpisodeRecord) -> float:
+        """An episode of robot time is over; its error."""
+        spec = robot.task.spec
+        self.robot_min += float(record.valid.sum()) * spec.period_s / 60
+        error = whole_error(spec, record)
+        valid = float(record.valid.mean())
+        self.episodes.append({"episode": episode, "error": error, "valid": valid, "robot_min": self.robot_min})
+        return error
+
+    def test(self, episode: int, robot: AbstractRobot, record: EpisodeRecord) -> None:
+        """What came of a test, whose time does not count."""
+        error, valid = whole_error(robot.task.spec, record), float(record.valid.mean())
+        self.tests.append({"episode": episode, "error": error, "valid": valid})
+
+
+def test_goals(robot: AbstractRobot) -> np.ndarray:
+    """Goals of a test, from where the robot is."""
+    return robot.task.sample_goals(np.random.default_rng(TEST_SEED), robot.measured(), robot.task.trajectories)
+
+
+def learn(robot: AbstractRobot, config: TrainingConfig, marks: Sequence[int], on_episode: OnEpisode) -> Books:
+    """Train with a preset; the kept policy is tested at the marks."""
+    books, recorder = Books(), MemoryRecorder()
+    trainer = Trainer(robot, config, recorder, keep_going=True)
+    while trainer.episode < config.episodes:
+        summary = trainer.run_episode()
+        on_episode(summary.episode, books.add(summary.episode, robot, summary.record))
+        if summary.episode in marks:
+            kept = recorder.kept
+            robot.horizon = None
+            policy = trainer.state.controller if kept is None else kept.policy
+            books.test(summary.episode, robot, robot.run_episode(policy, test_goals(robot)))
+    books.notes = f"preset {config.preset}"
+    return books
+
+
+def tune(robot: AbstractRobot, episodes: int, marks: Sequence[int], seed: int, on_episode: OnEpisode) -> Books:
+    """Identify, then an episode per try; the best gains so far are tested at the marks. Identification takes time."""
+    books, task = Books(), robot.task
+    found = design_controller(robot, task, seed=seed)
+    books.robot_min = found.robot_time_s / 60
+    spent, search = math.ceil(found.robot_time_s / task.episode_s), GainSearch(found.factors)
+    for episode in range(spent + 1, max(episodes, spent + len(found.factors)) + 1):
+        rng = np.random.Generator(np.random.Philox(key=[seed, episode]))
+        factor = search.next_factor()
+        goals = task.sample_goals(rng, robot.measured(), task.trajectories)
+        error = books.add(episode, robot, run_by_hand(robot, found.make(factor), goals))
+        search.record(factor, error)
+        on_episode(min(episode, episodes), error)
+        if episode in marks or episode == max(episodes, spent + len(found.factors)):
+            books.test(episode, robot, run_by_hand(robot, found.make(search.best), test_goals(robot)))
+    books.notes = f"{found.kind}; {found.robot_time_s / 60:.1f} min of inspection; {search.best:g} × the rule's gains"
+    return books
+
+
+def stand_still(robot: AbstractRobot) -> float:
+    """The error of the neutral command on the goals of a test: what everybody has to beat."""
+    spec = robot.task.spec
+    low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
+    action = ((neutral(spec) - (low + high) / 2) / ((high - low) / 2)).astype(np.float32)
+    return whole_error(spec, run_by_hand(robot, lambda seen, first: action[None], test_goals(robot)))

@@ -1,0 +1,96 @@
+"""Comparing on a robot itself, and the suite of robots."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import firsthand_lab
+from firsthand.errors import UserError
+from firsthand_lab.baselines import direct
+from firsthand_lab.cli.compare import Compare
+from firsthand_lab.experiments import Result, Size, suite
+from firsthand_lab.experiments.base import Verdict
+
+AXIS = Path(firsthand_lab.__file__).parent / "suite_robots" / "axis.py"
+MARKS = suite.MARKS["full"]
+
+
+def book(errors: list[float], *, tests: tuple[float, ...], valid: float = 1.0, still: float = 1.0) -> dict[str, Any]:
+    rows = [{"episode": k + 1, "error": e, "valid": 1.0, "robot_min": 0.5 * (k + 1)} for k, e in enumerate(errors)]
+    tested = [{"episode": m, "error": e, "valid": valid} for m, e in zip(MARKS, tests, strict=True)]
+    return {"unit": "m", "still": still, "notes": [], "episodes": rows, "tests": tested}
+
+
+@pytest.fixture
+def conclude(tmp_path: Path):
+    def make(changes: dict[tuple[str, str], dict[str, Any]]):
+        size, results = Size("full", 1), []
+        for job in suite.Suite().jobs(size):
+            robot, way = job.parameters["robot"], job.parameters["way"]
+            last = {"fast": 0.05, "paper": 0.1, "pid": 0.08}[way]
+            found = book([0.5] * 4 + [last] * 21, tests=(0.5, 0.2, last))
+            folder = tmp_path / job.name
+            folder.mkdir(exist_ok=True)
+            (folder / suite.BOOKS).write_text(json.dumps(changes.get((robot, way), found)))
+            results.append(Result(job, folder))
+        return suite.Suite().conclude(size, results)
+
+    return make
+
+
+def test_every_robot_of_the_suite_has_a_line_and_the_rules_can_hold(conclude):
+    finding = conclude({})
+    assert finding.verdict is Verdict.PASS
+    table = finding.tables["suite"]
+    assert list(table["robot"]) == list(suite.ROBOTS)
+    assert len(suite.ROBOTS) >= 12
+    assert set(table["minutes until PID is beaten"]) == {2.5}
+    assert set(table["worst after the tenth"]) == {0.05}
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({("axis", "fast"): book([0.6] * 25, tests=(0.6, 0.6, 0.6)), ("axis", "pid"): book([1], tests=(1, 1, 1))}, 0),
+        ({("pole", "fast"): book([0.05] * 25, tests=(0.5, 0.2, 0.05), valid=0.5)}, 0),  # it falls
+        ({("axis", "paper"): book([0.01] * 25, tests=(0.5, 0.2, 0.01))}, 1),
+        ({(name, "pid"): book([0.01], tests=(0.5, 0.2, 0.01)) for name in ("axis", "tanks", "pole")}, 2),
+    ],
+)
+def test_each_rule_of_the_suite_can_fail(conclude, changes: dict[tuple[str, str], dict[str, Any]], row: int):
+    finding = conclude(changes)
+    assert finding.verdict is Verdict.FAIL
+    assert finding.rows[row].verdict is Verdict.FAIL
+
+
+def test_a_controller_that_cannot_be_identified_is_no_controller(conclude):
+    finding = conclude({("pole", "pid"): {**book([], tests=(1, 1, 1)), "tests": []}})
+    line = list(finding.tables["suite"]["robot"]).index("pole")
+    assert math.isinf(finding.tables["suite"]["pid"][line])
+    assert finding.verdict is Verdict.PASS
+
+
+def test_the_pid_is_compared_on_a_robot_from_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def learn(robot: Any, config: Any, marks: Any, on_episode: Any) -> direct.Books:
+        return direct.Books(tests=[{"episode": 8, "error": 0.5, "valid": 1.0}], notes="not run")
+
+    monkeypatch.setattr(direct, "learn", learn)
+    assert Compare(f"{AXIS}:task", peers="pid", episodes=8).run() == 0
+    shown = capsys.readouterr().out
+    assert "axis: mean error, m" in shown
+    error = float(next(line for line in shown.splitlines() if line.split()[:1] == ["pid"]).split()[3])
+    assert error < 0.02  # standing still: 0.1
+    with pytest.raises(UserError, match=r"can be compared with pid and paper only; leave ppo out of --peers"):
+        Compare(f"{AXIS}:task", peers="pid,ppo").run()
+
+
+def test_hardware_is_compared_only_when_asked(tmp_path: Path) -> None:
+    file = tmp_path / "real.py"
+    file.write_text(AXIS.read_text() + "\nimport dataclasses\nreal = dataclasses.replace(task, hardware=True)\n")
+    with pytest.raises(UserError, match="moves something real; add --on-hardware"):
+        Compare(f"{file}:real", peers="pid").run()

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from firsthand_onboard.spec import SpecError
+
 from ..errors import UserError, suggest
 from ..runs import atomic
 from . import siblings
@@ -193,7 +195,7 @@ def _where(error: BaseException, path: Path) -> str:
 
 
 def _why(error: BaseException) -> str:
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | SpecError):
         return str(error).removesuffix(".")
     text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split()).removesuffix(".")
     why = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -12,7 +12,7 @@ import firsthand as fh
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("jax", "equinox", "matplotlib", "rich", "tyro", "numpy", "scipy")
-TINY = {"model.steps": 20, "refinement.steps": 0, "imagination.trajectories": 2, "policy_step.steps": 2}
+TINY: dict[str, Any] = {"preset": "paper-exact", "settings": {"policy_step.cg_iterations": 2, "model.steps": 10}}
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
@@ -57,7 +57,7 @@ def test_a_run_in_memory_has_a_kept_policy() -> None:
         def after_episode(self, summary: Any) -> None:
             seen.append(summary.episode)
 
-    run = fh.train(fh.make_robot("soft-arm"), episodes=2, settings=TINY, callbacks=[Watch()])
+    run = fh.train(fh.make_robot("excavator"), episodes=2, callbacks=[Watch()], **TINY)
     assert [row["episode"] for row in run.metrics] == seen == [1, 2]
     assert run.path is None
     assert isinstance(run.kept_policy, fh.Controller)
@@ -66,14 +66,14 @@ def test_a_run_in_memory_has_a_kept_policy() -> None:
 
 
 def test_a_run_on_disk_is_the_run_in_memory(tmp_path: Path) -> None:
-    made = fh.train("soft-arm", episodes=1, settings=TINY, out=tmp_path / "run")
+    made = fh.train("excavator", episodes=2, out=tmp_path / "run", **TINY)
     read = fh.load_run(tmp_path / "run")
-    assert [row["episode"] for row in read.metrics()] == [1]
+    assert [row["episode"] for row in read.metrics()] == [1, 2]
     assert made.kept_policy is not None
     assert made.kept_episode == read.kept_episode()
     for a, b in zip(made.kept_policy.layers, read.kept_policy().layers, strict=True):
         np.testing.assert_array_equal(a[0], b[0])
-    robot = fh.make_robot("soft-arm")
+    robot = fh.make_robot("excavator")
     assert fh.evaluate(robot, made.kept_policy).overall.mean_error == fh.evaluate(read).overall.mean_error
     with pytest.raises(fh.UserError, match="give the policy"):
         fh.evaluate(robot)

@@ -14,7 +14,7 @@ from typing import Any
 PATIENCE = 600.0
 """Seconds after which something counts as hanging; machines are slow when they are busy."""
 ROBOT = f"{Path(__file__).with_name('tiny_robot.py')}:arm"
-SMALL = ("--preset", "paper", "--model.steps", "5", "--no-report")
+SMALL = ("--preset", "paper-exact", "--model.steps", "5", "--no-report")
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:

@@ -38,6 +38,7 @@ from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.loop import Executor
 from firsthand_onboard.policy import NumpyPolicy
 from firsthand_onboard.policy_file import load_policy
+from firsthand_onboard.signing import Signer
 from firsthand_onboard.timing import LockStep
 
 INPUTS = 10_000
@@ -321,6 +322,23 @@ def test_a_policy_leaves_with_its_card(run, tmp_path, kind, files):
     assert "Policy of excavator, learned on small digger, as it ran episode" in text
     assert "episode 1 of small" in text or "episode 2 of small" in text
     assert "cm" in text
+
+
+def test_an_export_can_be_signed(run, tmp_path):
+    for name, arguments in (("policy.key", ["genpkey", "-algorithm", "ed25519"]), ("policy.pub", ["pkey", "-pubout"])):
+        given = [] if name == "policy.key" else ["-in", tmp_path / "policy.key"]
+        subprocess.run(["openssl", *arguments, *given, "-out", tmp_path / name], check=True, capture_output=True)
+    out = tmp_path / "out"
+    written = write_export(run, "safetensors", out, sign=tmp_path / "policy.key")
+    assert len(written) == 4
+    signer = Signer(tmp_path / "policy.pub")
+    for name in ("excavator_policy.safetensors", "excavator_policy.safetensors.md"):
+        signer.check_file(out / name)
+    write_export(run, "safetensors", out, episode=1)
+    assert not list(out.glob("*.sig"))  # they were of other files
+    with pytest.raises(UserError, match="is not a private key"):
+        write_export(run, "c", tmp_path / "no", sign=tmp_path / "policy.pub")
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_card_stays_with_its_policy(run, tmp_path):

@@ -1,5 +1,6 @@
 """A link that leaves the computer: TLS, nobody without a certificate of the same authority, and to each their own."""
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -7,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from firsthand_onboard.jobs import policy_digest
 from firsthand_onboard.link import ClientEnd
 from firsthand_onboard.messages import Message
-from firsthand_onboard.network import LinkError, Security, split_address
+from firsthand_onboard.network import LinkError, Security, access_rules, read_allowed, split_address
 from firsthand_onboard.spec import SpecError
 from firsthand_onboard.stop_way import MAX_HANDSHAKES, NEXT_PORT, StopUnreachable, _send_over_tls
+from firsthand_onboard.toy import toy_spec
 
 from .processes import PATIENCE, Process, free_port, wait_for
 
@@ -50,10 +53,11 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
     assert (ours / "robot.key").stat().st_mode & 0o077 == 0
     machine, address = tmp_path / "standing_machine.py", f"tls/127.0.0.1:{free_port()}"
     machine.write_text(MACHINE)
-    robot = Process(
+    command = (
         *("-m", "firsthand_onboard", "serve", "--machine", f"{machine}:Standing", "--watchdog", "5"),
         *("--listen", address, "--certificates", str(ours), "--priority", "0", "--lease", "30"),
     )
+    robot = Process(*command)
     trainer, operator = (Security.in_folder(ours, who) for who in ("trainer", "operator"))
     try:
         greeted = wait_for(lambda: answered(address, trainer), "an answer over TLS")
@@ -72,9 +76,8 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
         refused = ask(address, operator, "arm", operator=True).body
         assert "for trainers" in refused["why"]
         assert refused["messages"]["accepted"] == accepted + 6  # hello and question of every session that got in
-        command = [sys.executable, "-m", "firsthand_onboard", "acknowledge", address, "--certificates", str(ours)]
-        command += ["--fault", "1"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        acknowledge = [sys.executable, "-m", "firsthand_onboard", "acknowledge", address, "--certificates", str(ours)]
+        done = subprocess.run([*acknowledge, "--fault", "1"], capture_output=True, text=True, timeout=60, check=False)
         assert "the machine is idle" in done.stdout, done.stderr
         status = ask(address, trainer, "status", operator=False).body
         assert status["state"] == "idle"
@@ -89,8 +92,62 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
         assert _send_over_tls("127.0.0.1", own, trainer, PATIENCE)["state"] == "fault"
         for connection in silent:
             connection.close()
+        # Unsigned policies are refused: the signer's key lies beside the certificates.
+        unsigned = {"spec": toy_spec().digest(), "digest": policy_digest({})}
+        assert ask(address, trainer, "arm", operator=False).kind == "refused"  # the fault is still there
+        robot.end()
+        # The trainer's certificate is stolen.
+        stolen = copied(trainer, tmp_path / "stolen")
+        subprocess.run(["sh", str(SCRIPT), str(ours), "--revoke", "trainer"], check=True, capture_output=True)
+        robot = Process(*command)
+        trainer = Security.in_folder(ours, "trainer")
+        assert wait_for(lambda: answered(address, trainer), "an answer to the new certificate")["state"] == "idle"
+        with pytest.raises(LinkError, match="does not answer"):
+            ask(address, stolen, "status", operator=False, patience_s=0.7)
+        with pytest.raises(StopUnreachable):
+            _send_over_tls("127.0.0.1", own, stolen, PATIENCE)
+        client = ClientEnd(address, trainer, run="ours", operator=False)
+        try:
+            client.robot = client.ask("hello").robot
+            assert client.ask("arm").kind == "reply"
+            assert "the policy is not signed" in client.ask("policy", unsigned).body["why"]
+        finally:
+            client.close()
+        assert _send_over_tls("127.0.0.1", own, operator, PATIENCE)["state"] == "fault"
     finally:
         robot.end()
+
+
+def copied(security: Security, folder: Path) -> Security:
+    """The same certificate and key, in another folder."""
+    folder.mkdir()
+    for path in (security.authority, security.certificate, security.key):
+        shutil.copy(path, folder)
+    return Security.in_folder(folder, security.key.stem)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("trainer robot", "has the line 'trainer robot'"),
+        ("boss trainer", "has the line 'boss trainer'"),
+        ("trainer trainer.2 operator", "has the line"),
+        ("trainer träiner", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_of_allowed_certificates_is_one_sentence(text, why, tmp_path):
+    (tmp_path / "allowed").write_text(text)
+    with pytest.raises(SpecError, match=why):
+        Security.in_folder(tmp_path, "robot")
+
+
+def test_a_role_without_a_line_may_do_nothing(tmp_path):
+    (tmp_path / "allowed").write_text("operator operator operator.2\n")
+    assert read_allowed(tmp_path / "allowed") == {"trainer": (), "operator": ("operator", "operator.2")}
+    assert read_allowed(tmp_path / "nowhere") == {}
+    rules = access_rules((), ("operator", "operator.2"))
+    assert [subject["id"] for subject in rules["subjects"]] == ["operator"]
+    assert len(rules["policies"]) == 1
 
 
 def answered(address: str, security: Security) -> dict | None:

@@ -4,9 +4,11 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +20,12 @@ from firsthand.evaluation import can_go_back
 from firsthand.models import Policy
 from firsthand.robots.onboard import ExecutorRobot, set_authority
 from firsthand.robots.registry import find_robot, make_robot, make_task
+from firsthand.robots.remote import RemoteRobot
 from firsthand.robots.user_file import short_name
 from firsthand.simulators import record
 from firsthand.training.run import Run
 from firsthand_onboard.gate_limits import GateLimits
+from firsthand_onboard.signing import Signer
 
 from .processes import Process, free_port, random_policy, wait_for
 
@@ -131,6 +135,26 @@ def test_addresses_beyond_this_computer_need_certificates(name, word):
 def test_a_named_address_needs_no_connection_to_read_a_run():
     assert make_task("excavator@tcp/127.0.0.1:1").name == "excavator"
     assert short_name("excavator@tcp/127.0.0.1:1") == "excavator-remote"
+
+
+def test_policies_are_signed_where_there_is_a_key(tmp_path, monkeypatch):
+    certificates = Path(__file__).parents[2] / "scripts" / "make_certificates.sh"
+    subprocess.run(["sh", certificates, tmp_path, "127.0.0.1"], check=True, capture_output=True)
+    robot, sent = RemoteRobot("tcp/127.0.0.1:1", make_task("excavator")), []
+    monkeypatch.setattr(robot, "_connect", lambda: SimpleNamespace(known_policy=""))
+    monkeypatch.setattr(robot, "_ask", lambda kind, body, arrays: sent.append(body))
+    policy = Policy.from_arrays(robot.task.spec, random_policy(robot.task.spec))
+    for name, place in (("FIRSTHAND_CERTIFICATES", tmp_path), ("FIRSTHAND_POLICY_KEY", tmp_path / "policy.key")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, str(place))
+            robot._send_policy(policy)
+    robot._send_policy(policy)
+    assert "signature" not in sent.pop()
+    for body in sent:
+        assert Signer(tmp_path / "policy.pub").has_signed_policy(body["spec"], body["digest"], body["signature"])
+    monkeypatch.setenv("FIRSTHAND_POLICY_KEY", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"the key file .*nowhere cannot be read"):
+        robot._send_policy(policy)
 
 
 class Stuck:

@@ -124,7 +124,7 @@ def test_the_second_interrupt_says_what_the_machine_does(monkeypatch, stop_at_on
 def test_commands_give_the_robot_back(tmp_path, monkeypatch):
     closed: list[bool] = []
     monkeypatch.setattr(SimulatedRobot, "close", lambda robot: closed.append(True))
-    small = {"preset": "paper", "episodes": 1, "no_report": True}
+    small = {"preset": "paper-exact", "episodes": 1, "no_report": True}
     Train(ROBOT, out=tmp_path / "run", **small).run()
     assert len(closed) == 1
     Evaluate(tmp_path / "run", json=True).run()

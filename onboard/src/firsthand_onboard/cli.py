@@ -26,6 +26,7 @@ from .machine import MachineError, as_measured, load_machine
 from .machine_lock import lock_machine
 from .network import LinkError, Security, check_address, split_address
 from .runtime import Runtime, RuntimeSettings
+from .signing import PUBLIC, Signer
 from .simulation import PlantServer
 from .spec import ControlSpec, SpecError
 from .stop_way import NEXT_PORT, StopUnreachable, StopWay
@@ -54,6 +55,9 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--wide-limits", action="store_true", help="only range and finiteness; for simulations")
     serve.add_argument("--listen", default=ADDRESS, help=f"tcp/127.0.0.1:port or tls/host:port (default {ADDRESS})")
     serve.add_argument("--certificates", type=Path, help="folder with ca.pem, robot.pem, robot.key; needed for tls")
+    serve.add_argument(
+        "--signer", type=Path, help="public key of whoever may make policies (policy.pub); others are refused"
+    )
     serve.add_argument("--identity", type=Path, help="file with the machine's own key (default: one per --machine)")
     serve.add_argument("--stop-port", type=int, help="with tls: the port for stops alone (default: the next one)")
     serve.add_argument("--lease", type=float, default=1.0, help="seconds without a sign of the trainer (default 1)")
@@ -158,6 +162,14 @@ def _homing(
     return HomingController(spec, limits, Homing.from_json(text))
 
 
+def _signer(given: argparse.Namespace) -> Signer | None:
+    """Whose policies this robot runs: the key that was named, or that lies beside its certificates."""
+    path = given.signer
+    if path is None and given.certificates is not None and (given.certificates / PUBLIC).exists():
+        path = given.certificates / PUBLIC
+    return None if path is None else Signer(path)
+
+
 def _stop_way(given: argparse.Namespace, security: Security | None) -> StopWay:
     """The way for stops alone: on this computer always, at a port of its own where there are certificates."""
     host, port = split_address(given.listen)
@@ -211,6 +223,7 @@ def _serve(given: argparse.Namespace) -> int:
         _check_writable(given.latch, "latch")
     security = None if given.certificates is None else Security.in_folder(given.certificates, "robot")
     check_address(given.listen, security)
+    signer = _signer(given)
     period_s = None if given.spec is None else _spec(given, None).period_s / min(given.speed, 1.0)
     machine = WatchedMachine(given.machine, dict(given.machine_option), timeout_s=given.watchdog, period_s=period_s)
     try:
@@ -244,7 +257,7 @@ def _serve(given: argparse.Namespace) -> int:
         stop_way = _stop_way(given, security)
         identity = machine_identity(given.identity or key_file(given.machine, dict(given.machine_option)))
         runtime = Runtime(
-            spec, machine, limits, link, settings, spec.period_s / given.speed, homing, stop_way, identity
+            spec, machine, limits, link, settings, spec.period_s / given.speed, homing, stop_way, identity, signer
         )
 
         def stop(*_: object) -> None:

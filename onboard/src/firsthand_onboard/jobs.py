@@ -15,6 +15,7 @@ from .loop import Trajectory
 from .messages import MAX_PAYLOAD, Message, Refusal
 from .numpy_observer import NumpyController, NumpyObserver, has_observer, observer_from_arrays
 from .policy import NumpyPolicy
+from .signing import Signer
 from .spec import ControlSpec
 
 MAX_POLICIES = 4
@@ -59,8 +60,8 @@ def trajectory_bytes(spec: ControlSpec, steps: int) -> int:
 class PolicyStore:
     """The newest policies that trainers have sent, by their digest."""
 
-    def __init__(self, spec: ControlSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: ControlSpec, signer: Signer | None = None) -> None:
+        self.spec, self.signer = spec, signer
         self._policies: OrderedDict[str, NumpyController] = OrderedDict()
 
     def add(self, message: Message) -> str:
@@ -70,6 +71,10 @@ class PolicyStore:
         digest = policy_digest(message.arrays)
         if message.body.get("digest") != digest:
             raise Refusal("the policy's weights do not have the digest that was announced")
+        signature = message.body.get("signature")
+        if self.signer is not None and not self.signer.has_signed_policy(self.spec.digest(), digest, signature):
+            what = "is not signed" if signature is None else "is signed by somebody else"
+            raise Refusal(f"the policy {what}, and this robot runs only policies of its signer (policy.key)")
         try:
             names = range(len(self.spec.policy.hidden) + 1)
             layers = [(message.arrays[f"policy.{i}.weight"], message.arrays[f"policy.{i}.bias"]) for i in names]

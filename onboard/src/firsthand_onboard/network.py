@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from .spec import SpecError
 TO_ROBOT_KEY, FROM_ROBOT_KEY = "firsthand/1/to_robot", "firsthand/1/from_robot"
 OPERATOR_KEY = "firsthand/1/operator"
 """What comes over this key is an operator's; where there are certificates, only those named `operator` get in."""
+
+
+ALLOWED = "allowed"
+"""The file in the robot's folder of certificates that names those that have not been revoked."""
 
 
 class LinkError(Exception):
@@ -40,6 +45,10 @@ class Security:
     """This side's certificate."""
     key: Path
     """Its private key."""
+    trainers: tuple[str, ...] = ("trainer",)
+    """On the robot: common names of the certificates that may train."""
+    operators: tuple[str, ...] = ("operator",)
+    """On the robot: common names of the certificates that may operate."""
 
     def __post_init__(self) -> None:
         for name in ("authority", "certificate", "key"):
@@ -50,7 +59,37 @@ class Security:
     def in_folder(folder: str | Path, name: str) -> Security:
         """The files that scripts/make_certificates.sh makes for `name` (robot, trainer or operator)."""
         folder = Path(folder)
-        return Security(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
+        allowed = read_allowed(folder / ALLOWED)
+        return Security(
+            folder / "ca.pem",
+            folder / f"{name}.pem",
+            folder / f"{name}.key",
+            allowed.get("trainer", ("trainer",)),
+            allowed.get("operator", ("operator",)),
+        )
+
+
+def read_allowed(path: Path) -> dict[str, tuple[str, ...]]:
+    """Which common names may train and operate, from the file that names those that have not been revoked.
+
+    A line has `trainer` or `operator` and then the names; where the file is not there, those are the names. A role
+    without a line may do nothing.
+    """
+    if not path.exists():
+        return {}
+    try:
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"the file of allowed certificates {path} cannot be read: {error}") from None
+    found: dict[str, tuple[str, ...]] = {"trainer": (), "operator": ()}
+    for role, *names in lines:
+        if role not in found or not all(name == role or name.startswith(f"{role}.") for name in names):
+            raise SpecError(
+                f"{path} has the line {' '.join([role, *names])[:60]!r}, but must have lines like `trainer trainer.2` "
+                "and `operator operator`"
+            )
+        found[role] += tuple(names)
+    return found
 
 
 def check_address(address: str, security: Security | None) -> None:
@@ -79,8 +118,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def access_rules() -> dict[str, Any]:
+def access_rules(trainers: Sequence[str], operators: Sequence[str]) -> dict[str, Any]:
     """Who may do what on the robot's end, by the common name of the certificate; everything else is dropped."""
+    roles = {"trainer": list(trainers), "operator": list(operators)}
+    duties = {"trainer": "train", "operator": "operate"}
+    present = [role for role in roles if roles[role]]
 
     def rule(name: str, message: str, flow: str, key: str) -> dict[str, Any]:
         return {"id": name, "messages": [message], "flows": [flow], "permission": "allow", "key_exprs": [key]}
@@ -95,11 +137,8 @@ def access_rules() -> dict[str, Any]:
             rule("answer", "put", "egress", FROM_ROBOT_KEY),
             rule("announce", "declare_subscriber", "egress", "firsthand/1/*"),
         ],
-        "subjects": [{"id": name, "cert_common_names": [name]} for name in ("trainer", "operator")],
-        "policies": [
-            {"rules": ["train", "listen", "answer", "announce"], "subjects": ["trainer"]},
-            {"rules": ["operate", "listen", "answer", "announce"], "subjects": ["operator"]},
-        ],
+        "subjects": [{"id": role, "cert_common_names": roles[role]} for role in present],
+        "policies": [{"rules": [duties[role], "listen", "answer", "announce"], "subjects": [role]} for role in present],
     }
 
 
@@ -125,10 +164,11 @@ def open_session(mode: str, address: str, security: Security | None) -> zenoh.Se
         settings["transport/link/tls"] = {
             "root_ca_certificate": str(security.authority),
             "enable_mtls": True,
+            "close_link_on_expiration": True,
             **{name: str(path) for name, path in ours.items()},
         }
         if mode == "peer":
-            settings["access_control"] = access_rules()
+            settings["access_control"] = access_rules(security.trainers, security.operators)
     for name, value in settings.items():
         config.insert_json5(name, json.dumps(value))
     try:

@@ -22,6 +22,7 @@ from .numpy_observer import (
     observer_from_arrays,
 )
 from .policy import Layer, NumpyPolicy, check_layers
+from .signing import Signer
 from .spec import ControlSpec, SpecError
 
 OBSERVER_SHA256 = "observer_sha256"
@@ -44,8 +45,13 @@ def policy_to_bytes(spec: ControlSpec, layers: Sequence[Layer], observer: Observ
     return save(tensors, metadata=metadata)
 
 
-def load_controller(path: str | Path) -> NumpyController:
-    """Policy and observer in a file that `policy_to_bytes` made; the observer is None where it holds none."""
+def load_controller(path: str | Path, signer: Signer | None = None) -> NumpyController:
+    """Policy and observer in a file that `policy_to_bytes` made; the observer is None where it holds none.
+
+    With a `signer` a file is refused that does not have its signature beside it (`firsthand export --sign KEY`).
+    """
+    if signer is not None:
+        signer.check_file(path)
     spec, arrays, digest = _read(path)
     layers = []
     for i in range(len(spec.policy.hidden) + 1):

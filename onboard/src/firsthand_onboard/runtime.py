@@ -37,6 +37,7 @@ from .machine import MachineError
 from .messages import Message, Refusal
 from .requests import Requests
 from .runner import JobEnd, JobRunner
+from .signing import Signer
 from .spec import ControlSpec, SpecError
 from .stop_way import StopWay
 from .timing import LockStep, RealTime, no_garbage_collection, since_boot
@@ -91,6 +92,7 @@ class Runtime:
         homing: HomingController | None = None,
         stop_way: StopWay | None = None,
         identity: str = "",
+        signer: Signer | None = None,
     ) -> None:
         self.spec, self.machine, self.settings = spec, machine, settings
         self._link, self._stop_way = link, stop_way
@@ -100,7 +102,7 @@ class Runtime:
         """How the machine goes home between episodes; None where it holds."""
         self.lock_step = bool(machine.lock_step)
         self.lease = Lease(settings.lease_s, lock_step=self.lock_step)
-        self.policies = PolicyStore(spec)
+        self.policies = PolicyStore(spec, signer)
         self.job: Job | None = None
         """What waits to begin, or runs."""
         self.last: Job | None = None

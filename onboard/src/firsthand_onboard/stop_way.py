@@ -25,8 +25,6 @@ log = logging.getLogger("firsthand-onboard")
 STOP = b"stop"
 NEXT_PORT = 1
 """The TLS port for stops is this far above the link's, unless another is chosen."""
-MAY_STOP = ("operator", "trainer")
-"""Common names of certificates that may stop the machine."""
 MAX_HANDSHAKES = 32
 """Connections that may be under way at a time; then the oldest goes."""
 HANDSHAKE_S = 2.0
@@ -119,6 +117,7 @@ class TlsStops:
         """What those who have asked are told once the machine stands, and whether somebody waits for it."""
         self._way = way
         self._context = server_context(security)
+        self._may_stop = (*security.operators, *security.trainers)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=128)
         self._listener.setblocking(False)
@@ -184,7 +183,7 @@ class TlsStops:
         except OSError:  # no certificate, or none of ours
             self._drop(connection)
             return
-        if common_name(connection) in MAY_STOP:
+        if common_name(connection) in self._may_stop:
             self.outcome, self.pending = b"", True
             self._way.request()
             self._selector.unregister(connection)
@@ -211,7 +210,7 @@ class TlsStops:
 
 
 def server_context(security: Security) -> ssl.SSLContext:
-    """The robot's side: it shows its certificate and wants one of the same authority that has not been revoked."""
+    """The robot's side: it shows its certificate and wants one of the same authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(security.certificate, security.key)
     context.load_verify_locations(security.authority)

@@ -22,10 +22,15 @@ class Export:
     observer: Annotated[bool, arg(help_behavior_hint="")] = False
     """Refuse a policy that ran without an observer; one that has an observer leaves with it in any case."""
 
+    sign: Annotated[Path | None, arg(metavar="KEY", help_behavior_hint="")] = None
+    """Sign every file with this private key (policy.key); the signatures lie beside them, in files that end in .sig."""
+
     def run(self) -> int:
         """Write and say where."""
         from ..export import write_export
 
-        for path in write_export(self.run_folder, self.format, self.out, self.episode, needs_observer=self.observer):
+        for path in write_export(
+            self.run_folder, self.format, self.out, self.episode, needs_observer=self.observer, sign=self.sign
+        ):
             print(path)
         return 0

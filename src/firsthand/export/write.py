@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from firsthand_onboard import SpecError
 from firsthand_onboard.policy_file import policy_to_bytes
+from firsthand_onboard.signing import SUFFIX, SigningKey
 
 from ..errors import UserError, suggest
 from ..models import Controller
@@ -63,15 +65,26 @@ FORMATS = (*POLICY_FORMATS, *LOG_FORMATS)
 
 
 def write_export(
-    path: Path, kind: str, out: Path | None = None, episode: int | None = None, *, needs_observer: bool = False
+    path: Path,
+    kind: str,
+    out: Path | None = None,
+    episode: int | None = None,
+    *,
+    needs_observer: bool = False,
+    sign: Path | None = None,
 ) -> list[Path]:
     """Write the kept policy of a run, or that of an episode, to a folder, or what the robot did (`mcap`, `lerobot`).
 
-    A policy that ran with an observer leaves with it; `needs_observer` refuses one that was not. Returns what
-    was written. Without `out` the folder is `export` in the run's own.
+    A policy that ran with an observer leaves with it; `needs_observer` refuses one that was not. With `sign`, a private
+    key (see `firsthand_onboard.signing`), every file has its signature beside it. Returns what was written. Without
+    `out` the folder is `export` in the run's own.
     """
     if kind not in FORMATS:
         raise UserError(f"There is no format {kind!r}{suggest(kind, FORMATS)}; known are {', '.join(FORMATS)}.")
+    try:
+        key = None if sign is None else SigningKey(sign)
+    except SpecError as error:
+        raise UserError(f"{error}.") from error
     run = Run.open(path)
     folder = out or run.path / "export"
     if kind in LOG_FORMATS:
@@ -94,6 +107,10 @@ def write_export(
         # A card per format: the folder may hold another episode's policy in another one.
         text = "# Model card\n\n" + "".join(f"- {line}\n" for line in card.lines())
         files[f"{identifier(card.robot)}_policy.{kind}.md"] = text.encode()
+    if key is None:
+        obsolete |= {f"{name}{SUFFIX}" for name in files}  # of what these files were before
+    else:
+        files |= {f"{name}{SUFFIX}": key.sign(data) for name, data in files.items()}
     if out is None:
         atomic.make_own_folder(folder)
     _write_all(folder, files, obsolete)

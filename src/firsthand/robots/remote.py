@@ -5,6 +5,7 @@ arrive, and starts over where a link, a trainer or an onboard program was lost.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from firsthand_onboard.jobs import policy_digest
 from firsthand_onboard.link import ClientEnd, identity
 from firsthand_onboard.messages import Message
 from firsthand_onboard.network import LinkError, Security, VersionMismatch, check_address
+from firsthand_onboard.signing import PRIVATE, SigningKey
 
 from ..console import notify
 from ..errors import UserError
@@ -43,6 +46,8 @@ IDENTIFY_S = 5.0
 """How long a machine is asked who it is; one that does not answer has earned nothing."""
 CERTIFICATES = "FIRSTHAND_CERTIFICATES"
 """Environment variable with the folder of certificates, for tls addresses."""
+POLICY_KEY = "FIRSTHAND_POLICY_KEY"
+"""Environment variable with the private key that signs policies, where it is not beside the certificates."""
 
 
 class Interrupted(Exception):
@@ -53,6 +58,22 @@ def security() -> Security | None:
     """The trainer's certificates, if there are any."""
     folder = os.environ.get(CERTIFICATES)
     return None if not folder else Security.in_folder(folder, "trainer")
+
+
+@functools.cache
+def _read_key(path: str) -> SigningKey:
+    return SigningKey(path)
+
+
+def signing_key() -> SigningKey | None:
+    """The key that signs policies: the file that is named, or the one beside the trainer's certificates."""
+    path, folder = os.environ.get(POLICY_KEY), os.environ.get(CERTIFICATES)
+    if not path and folder and (Path(folder) / PRIVATE).exists():
+        path = str(Path(folder) / PRIVATE)
+    try:
+        return _read_key(path) if path else None
+    except SpecError as error:
+        raise UserError(f"{error}.") from error
 
 
 @dataclass(frozen=True)
@@ -398,7 +419,10 @@ class RemoteRobot(OnboardRobot):
         digest = policy_digest(arrays)
         connection = self._connect()
         if digest != connection.known_policy:
-            self._ask("policy", {"spec": self.task.spec.digest(), "digest": digest}, arrays)
+            body = {"spec": self.task.spec.digest(), "digest": digest}
+            if (key := signing_key()) is not None:
+                body["signature"] = key.sign_policy(body["spec"], digest)
+            self._ask("policy", body, arrays)
             connection.known_policy = digest
         return digest
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .robots import EpisodeRecord as EpisodeRecord
     from .robots.gymnasium import GymnasiumTask as GymnasiumTask
     from .tasks import Task as Task
+    from .tasks import goals as goals
     from .training.parts import Callback as Callback
     from .training.presets import PRESETS as PRESETS
     from .training.presets import preset as preset
@@ -60,6 +61,7 @@ _PLACES = {
     "GymnasiumTask": ".robots.gymnasium",
     "ArmModel": "firsthand_onboard",
     "Task": ".tasks",
+    "goals": ".tasks",
     "check_plant": ".plants",
     "Sensors": ".plants.sensors",
     "Controller": ".models",
@@ -102,6 +104,7 @@ __all__ = [
     "evaluate",
     "export_policy",
     "gauss_newton_step",
+    "goals",
     "linearise",
     "load_run",
     "make_robot",

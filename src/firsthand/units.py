@@ -3,7 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from firsthand_onboard import ControlSpec
+
 UNKNOWN = "–"
+MIXED = "scales"
+"""The unit of errors where tracked outputs have different units: each is counted in its own scale."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Unit:
 
 
 METRES = Unit("m", "cm", 100.0)
+
+
+def error_unit(spec: ControlSpec) -> str:
+    """The unit of tracking errors as the specification declares it; empty where it does not."""
+    return MIXED if spec.has_mixed_units else "".join(set(spec.output_units))
 
 
 def unit_of(name: str) -> Unit:

@@ -81,6 +81,13 @@ def build_reference(spec: ControlSpec, measured: Any, goal: Any) -> Any:
     return output_of_positions(spec.kinematics, path) if spec.reference.space == "position" else path
 
 
+def error_size(spec: ControlSpec, error: Any) -> Any:
+    """The Euclidean size of tracking errors `(…, outputs)`; where units differ, of each over its `scales.error`."""
+    if spec.has_mixed_units:
+        error = error / constant(spec.scales.error, error)
+    return namespace(error).linalg.norm(error, axis=-1)
+
+
 def preview_points(spec: ControlSpec, reference: Any, step: int) -> Any:
     """The reference now and at the preview's offsets, `(1 + preview, outputs)`, for one step of one trajectory."""
     rows = [reference[step], *(reference[step + offset] for offset in spec.preview)]

@@ -351,7 +351,7 @@ class ControlSpec:
         """What the tracked outputs are called."""
         if isinstance(self.kinematics, SelectedOutput):
             return tuple(self.layout.measured[i] for i in self.kinematics.indices)
-        return ("x", "z") if isinstance(self.kinematics, PlanarChain) else ()
+        return ("x", "z") if isinstance(self.kinematics, PlanarChain) else self.kinematics.output_names
 
     @property
     def output_units(self) -> tuple[str, ...]:
@@ -359,7 +359,12 @@ class ControlSpec:
         if isinstance(self.kinematics, SelectedOutput):
             units = self.layout.measured_units
             return tuple(units[i] for i in self.kinematics.indices) if units else ()
-        return ("m",) * self.num_outputs if isinstance(self.kinematics, PlanarChain) else ()
+        return ("m",) * self.num_outputs  # orientations count in metres, too: see `SerialChain.lever`
+
+    @property
+    def has_mixed_units(self) -> bool:
+        """Whether the tracked outputs have different units, so that their errors cannot be added as they are."""
+        return len(set(self.output_units)) > 1
 
     @property
     def goal_size(self) -> int:

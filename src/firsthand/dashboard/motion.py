@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.features import error_size
+from firsthand_onboard.kinematics import output_error, tracked_output
 
 from ..drawing import body_points, path_points, plane_of
 from ..errors import UserError
@@ -57,7 +58,7 @@ def _extract_motion(spec: ControlSpec, arrays: Mapping[str, np.ndarray], episode
     steps = max(int(valid[index].sum()), 1)
     measured = arrays["measured"][index, :steps].astype(float)
     references = arrays["references"][index, :steps]
-    errors = np.linalg.norm(np.asarray(tracked_output(spec, measured)) - references, axis=-1)
+    errors = error_size(spec, output_error(spec, np.asarray(tracked_output(spec, measured)), references))
     return Motion(
         episode=episode,
         trajectory=index + 1,

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.features import error_size
 from firsthand_onboard.kinematics import output_error, tracked_output
 
 from ..robots.base import EpisodeRecord
@@ -71,7 +72,7 @@ def tracking_errors(
     values = record.measured if as_measured else record.best_known
     steps = record.commands.shape[1]
     output = np.asarray(tracked_output(spec, values[:, :steps].astype(np.float64)))
-    error = np.linalg.norm(output_error(spec, output, record.references[:, :steps]), axis=-1)
+    error = error_size(spec, output_error(spec, output, record.references[:, :steps]))
     return error[seen(record)]
 
 
@@ -110,7 +111,7 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
             (reference_speed, record.references[:, :steps].astype(np.float64)),
             (measured_speed, output),
         ):
-            speeds.append(np.linalg.norm(np.diff(points, axis=1), axis=-1)[both] / spec.period_s)
+            speeds.append(error_size(spec, np.diff(points, axis=1))[both] / spec.period_s)
         change.append(np.abs(np.diff(record.commands, axis=1))[both].reshape(-1))
         reverses.append(_reversals(spec, record.commands)[both[:, 1:] & both[:, :-1]].reshape(-1))
         position = known[..., list(spec.layout.position)]

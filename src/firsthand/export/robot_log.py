@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.features import error_size
+from firsthand_onboard.kinematics import output_error, tracked_output
 
 from ..errors import UserError
 from ..logs.ros2 import COMMAND_TOPIC, MEASURED_TOPIC, label
@@ -70,13 +71,10 @@ class Step(NamedTuple):
     """The tracked output."""
     reference: np.ndarray
     """Where it should have been."""
+    error: float
+    """Distance between the two."""
     ends: bool
     """Whether a motion ends here; the next step is another one."""
-
-    @property
-    def error(self) -> float:
-        """Distance between the two."""
-        return float(np.linalg.norm(self.tracked - self.reference))
 
 
 def read_steps(run: Run) -> Iterator[Step]:
@@ -111,6 +109,7 @@ def _episode(spec: ControlSpec, record: EpisodeRecord, episode: int) -> Iterator
                 record.commands[trajectory, min(step, count - 1)],
                 output[trajectory, step],
                 record.references[trajectory, step].astype(np.float64),
+                error_size(spec, output_error(spec, output[trajectory, step], record.references[trajectory, step])),
                 step == count,
             )
 

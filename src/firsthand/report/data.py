@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from firsthand_onboard import ControlSpec, SelectedOutput
-from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.features import error_size
+from firsthand_onboard.kinematics import output_error, tracked_output
 
 from ..drawing import axis_labels, body_points, path_points, plane_of
 from ..evaluation import tracking_metrics
@@ -149,7 +150,7 @@ class TimeSeries:
         steps, limits = int(valid.sum()), spec.limits
         measured = record.measured[trajectory, :steps].astype(np.float64)
         reference = record.references[trajectory, :steps]
-        error = np.linalg.norm(np.asarray(tracked_output(spec, measured)) - reference, axis=-1)
+        error = error_size(spec, output_error(spec, np.asarray(tracked_output(spec, measured)), reference))
         return TimeSeries(
             title=title,
             time=spec.period_s * np.arange(steps),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from ..errors import UserError
 from ..plants.sensors import Sensors
 from ..tasks.base import Task
 from ..tasks.box import BoxGoals, BoxReferences, CheckedGoals, CheckedReferences, GoalBox
-from ..tasks.cost import tracking_cost
+from ..tasks.cost import StepCost
+from ..tasks.goals import AbstractGoal, Cost, Residuals, Track
+from ..tasks.set_points import SetPointReferences, SetPoints
+from ..units import error_unit
 from .environment import GymnasiumRobot, environment_name
 from .limits import is_inside
 
@@ -45,21 +48,21 @@ class GymnasiumTask:
 
     env: Callable[[], Any]
     """Makes the environment, for example `lambda: gymnasium.make("Pendulum-v1")`."""
-    positions: Sequence[int]
-    """Which entries of the measurement are positions."""
+    positions: Sequence[int | str]
+    """Which entries of the measurement are positions, by number or by name."""
     position_low: Numbers
     """Lower limit per position."""
     position_high: Numbers
     """Upper limit per position."""
-    rate: Numbers
-    """Highest speed that a reference may ask for, per goal coordinate, in both directions."""
-    velocities: Sequence[int] = ()
+    rate: Numbers | None = None
+    """Highest speed that a reference may ask for, per goal coordinate, in both directions; needed where it moves."""
+    velocities: Sequence[int | str] = ()
     """Which entries are the velocities of these positions, in the same order; empty if none are measured."""
-    tracked: Sequence[int] | PlanarChain | SerialChain | None = None
+    tracked: Sequence[int | str] | PlanarChain | SerialChain | None = None
     """What shall follow references: entries of the measurement (by default the positions), or the tip of an arm."""
     observe: Callable[[Any], Any] | None = None
     """From an observation to the measurement, a vector; by default the observation itself."""
-    angles: Sequence[int] = ()
+    angles: Sequence[int | str] = ()
     """Entries that are angles and jump at ±π: they are followed across the jump."""
     name: str | None = None
     """What the robot is called; by default the environment's name."""
@@ -91,18 +94,40 @@ class GymnasiumTask:
     """Speed along the evaluation paths; by default about half of what `rate` allows."""
     place: Callable[[Any, np.ndarray], Any] | None = None
     """Puts the environment at rest at these positions and returns the observation there; evaluation starts so."""
-    length_scale: float | None = None
-    """An error that costs 1; by default from the spread of the goals."""
-    change_weight: float = 0.005
-    """Weight of the squared change of command in the cost."""
-    limit_weight: float = 0.1
-    """Weight of the soft position limits in the cost."""
+    length_scale: Numbers | None = None
+    """An error that costs 1, per tracked output where units differ; by default from the spread of the goals."""
+    weight: Numbers = 1.0
+    """Weight of the squared tracking error, per tracked output where some matter more."""
+    change_weight: Numbers = 0.005
+    """Weight of the squared change of command in the cost, per command where they differ."""
+    limit_weight: Numbers = 0.1
+    """Weight of the soft position limits in the cost, per position where they differ."""
+    goal: AbstractGoal | None = None
+    """What the robot shall do, one of `firsthand.goals`; by default what is tracked follows its reference."""
+    residuals: Callable[[Any, Any, Any], Any] | None = None
+    """Instead of `goal`: (x, u, r) to residuals, in JAX; a step costs the sum of their squares."""
+    cost: Callable[[Any, Any, Any], Any] | None = None
+    """Instead of `goal`: (x, u, r) to a cost of at least zero, in JAX. The policy is then not refined."""
+    reference: Literal["move", "hold"] | None = None
+    """Whether a reference moves smoothly to its goal or is the goal from the start, a set-point; by default it moves
+    where there is something to follow, and otherwise holds the middle of the position limits."""
+    names: Sequence[str] | None = None
+    """What the entries of the measurement are called."""
+    units: Sequence[str] | None = None
+    """Their units; "" for one without."""
+    command_names: Sequence[str] | None = None
+    """What the commands are called."""
+    command_units: Sequence[str] | None = None
+    """Their units."""
+    neutral: Numbers | None = None
+    """The command that leaves the robot alone, 0 for a pump; by default the middle of the command range."""
     hidden: Sequence[int] = (128, 128)
     """Hidden layers of the policy."""
     scales: Scales | None = None
     """What the policy's inputs are divided by; by default from limits and rates."""
     unit: str | None = None
-    """Unit of what is tracked, for tables and figures; by default rad where only `angles` are tracked, otherwise m."""
+    """Unit of what is tracked, for tables and figures; by default that of `units`, or else rad where only `angles` are
+    tracked, otherwise m."""
     sensors: Sensors | None = None
     """Simulated sensors around what is measured: noise, lag, delay, outliers; errors are then those of the truth."""
     stop_at_limits: bool | None = None
@@ -138,7 +163,7 @@ class _Reader:
 
     def __init__(self, source: GymnasiumTask) -> None:
         self.source = source
-        self.angles = tuple(source.angles)
+        self.angles = tuple(find_number(entry, source.names) for entry in source.angles)
 
     def make(self) -> Any:
         """A new environment without Gymnasium's time limit."""
@@ -213,9 +238,10 @@ def _derive(source: GymnasiumTask) -> Task:
     finally:
         env.close()
     size = len(first)
-    positions = _entries("positions", source.positions, size)
-    velocities = _entries("velocities", source.velocities, size)
-    _entries("angles", source.angles, size)
+    names = _texts("names", source.names, size, "entry of the measurement")
+    positions = _entries("positions", source.positions, size, names)
+    velocities = _entries("velocities", source.velocities, size, names)
+    angles = _entries("angles", source.angles, size, names)
     if not positions:
         raise UserError("positions is empty, but at least one entry of the measurement must be a position.")
     position_low = _numbers("position_low", source.position_low, len(positions), "position")
@@ -223,56 +249,65 @@ def _derive(source: GymnasiumTask) -> Task:
     if isinstance(source.tracked, PlanarChain | SerialChain):
         kinematics, space, goal_entries = source.tracked, "position", positions
     else:
-        goal_entries = positions if source.tracked is None else _entries("tracked", source.tracked, size)
+        goal_entries = positions if source.tracked is None else _entries("tracked", source.tracked, size, names)
         kinematics, space = SelectedOutput(goal_entries), "output"
-    limits = Limits(low, high, position_low, position_high)
+    goal = _own_goal(source)
+    home = tuple((a + b) / 2 for a, b in zip(position_low, position_high, strict=True))
+    limits = Limits(low, high, position_low, position_high, _neutral(source, low, high))
     ranges = {entry: (position_low[i], position_high[i]) for i, entry in enumerate(positions)}
-    box = _goal_box(source, goal_entries, ranges)
-    rate = _numbers("rate", source.rate, len(goal_entries), "goal coordinate")
+    follows = goal is None or goal.tracks or source.tracked is not None or source.goal_low is not None
+    box = _goal_box(source, goal_entries, ranges) if follows else GoalBox(home, home)
+    holds = source.reference == "hold" or (source.reference is None and not follows)
+    steps = int(DEFAULT_STEPS if source.steps is None else source.steps)
+    rate = _rate(source, box, ranges, goal_entries, steps * period_s, holds=holds)
+    units = _texts("units", source.units, size, "entry of the measurement")
     spec = ControlSpec(
         robot=source.name or name.removeprefix("The environment "),
         period_s=period_s,
         layout=StateLayout(
-            measured=_names(size, positions, velocities),
+            measured=names or _names(size, positions, velocities),
             position=positions,
             velocity=velocities,
-            commands=tuple(f"command {i}" for i in range(len(low))),
+            commands=_texts("command_names", source.command_names, len(low), "command")
+            or tuple(f"command {i}" for i in range(len(low))),
             command_memory=int(source.command_memory),
             measurement_memory=int(source.measurement_memory),
+            measured_units=units,
+            command_units=_texts("command_units", source.command_units, len(low), "command"),
         ),
         kinematics=kinematics,
         preview=tuple(int(ahead) for ahead in source.preview),
         scales=source.scales or Scales((0.0,) * size, (1.0,) * size, (1.0,) * size, 1.0, 1.0),
         limits=limits,
-        reference=ReferenceSpec(
-            space, int(DEFAULT_STEPS if source.steps is None else source.steps), tuple(-r for r in rate), rate
-        ),
+        reference=ReferenceSpec(space, steps, tuple(-r for r in rate), rate, "hold" if holds else "move"),
         policy=PolicyShape(tuple(int(width) for width in source.hidden)),
     )
     spread, moved = _sizes(spec, box)
     if source.scales is None:
         spec = replace(spec, scales=_default_scales(spec, goal_entries, box, 0.2 * spread, moved))
-    home = tuple((a + b) / 2 for a, b in zip(position_low, position_high, strict=True))
-    goals = BoxGoals(spec, box) if source.goals is None else CheckedGoals(source.goals, box)
-    default_paths = BoxReferences(spec, box, home)
-    own = source.evaluation
-    evaluation = default_paths if own is None else CheckedReferences(own, spec, box, home)
+    own_goals, own_paths = source.goals, source.evaluation
+    draw = SetPoints(spec, box) if holds else BoxGoals(spec, box)
+    default_paths = SetPointReferences(spec, box, home) if holds else BoxReferences(spec, box, home)
+    evaluation = default_paths if own_paths is None else CheckedReferences(own_paths, spec, box, home)
     speed = _rounded(default_paths.speed()) if source.evaluation_speed is None else float(source.evaluation_speed)
     evaluation(speed)  # a path outside the limits is reported now, not after training
-    length_scale = _rounded(0.6 * spread) if source.length_scale is None else float(source.length_scale)
+    if goal is None:
+        scale = source.length_scale
+        scale = _one_or_more(_rounded(0.6 * spread)) if scale is None else _weights(scale)
+        goal = Track(scale, _weights(source.weight))
     return Task(
         spec=spec,
-        cost=tracking_cost(
-            spec, length_scale=length_scale, change_weight=source.change_weight, limit_weight=source.limit_weight
-        ),
-        sample_goals=goals,
+        cost=StepCost(spec, goal, _weights(source.change_weight), _weights(source.limit_weight)),
+        sample_goals=draw if own_goals is None else CheckedGoals(own_goals, box),
         evaluation=evaluation,
         evaluation_speed=speed,
         home=home,
         trajectories=int(source.trajectories),
         stop_at_limits=is_inside(spec, first) if source.stop_at_limits is None else bool(source.stop_at_limits),
         adaptive_horizon=source.steps is None,
-        unit=source.unit or ("rad" if space == "output" and set(goal_entries) <= set(source.angles) else "m"),
+        unit=source.unit
+        or error_unit(spec)
+        or ("rad" if space == "output" and set(goal_entries) <= set(angles) else "m"),
     )
 
 
@@ -284,14 +319,20 @@ def _check_plain_numbers(source: GymnasiumTask) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise UserError(f"{field} is {value!r}, but must be a whole number.")
-    for field in ("period_s", "evaluation_speed", "length_scale"):
+    for field in ("period_s", "evaluation_speed"):
         value = getattr(source, field)
         if value is not None and not (_is_number(value) and 0 < value < math.inf):
             raise UserError(f"{field} is {value!r}, but must be a number above 0.")
-    for field in ("change_weight", "limit_weight"):
+    for field in ("length_scale", "weight", "change_weight", "limit_weight"):
         value = getattr(source, field)
-        if not (_is_number(value) and math.isfinite(value)):
-            raise UserError(f"{field} is {value!r}, but must be a number.")
+        values: Any = value if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (value,)
+        for one in values:
+            if field == "length_scale" and one is not None and not (_is_number(one) and 0 < one < math.inf):
+                raise UserError(f"{field} is {value!r}, but must be a number above 0.")
+            if field != "length_scale" and not (_is_number(one) and math.isfinite(one)):
+                raise UserError(f"{field} is {value!r}, but must be a number.")
+    if source.reference not in (None, "move", "hold"):
+        raise UserError(f"reference is {source.reference!r}, but must be 'move' or 'hold'.")
     for field in ("preview", "hidden"):
         values = getattr(source, field)
         listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
@@ -348,10 +389,93 @@ def _period(source: GymnasiumTask, env: Any, name: str) -> float:
     return float(period)
 
 
-def _entries(field: str, entries: Any, size: int) -> tuple[int, ...]:
+def _own_goal(source: GymnasiumTask) -> AbstractGoal | None:
+    """The goal that the user gives, in one of three ways; None where what is tracked follows its reference."""
+    given = [field for field in ("goal", "residuals", "cost") if getattr(source, field) is not None]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} are both given, but only one can be what the robot shall do.")
+    for field in ("residuals", "cost"):
+        if field in given and not callable(getattr(source, field)):
+            raise UserError(f"{field} is {getattr(source, field)!r}, but must be a function of x, u and r.")
+    if given and (source.length_scale is not None or _weights(source.weight) != 1.0):
+        raise UserError(
+            "length_scale and weight belong to the default goal; give them in goal, as Track(scale, weight)."
+        )
+    if source.residuals is not None:
+        return Residuals(source.residuals, follows=source.tracked is not None)
+    if source.cost is not None:
+        return Cost(source.cost)
+    if source.goal is not None and not isinstance(source.goal, AbstractGoal):
+        raise UserError(f"goal is {source.goal!r}, but must be one of firsthand.goals; give residuals or cost instead.")
+    return source.goal
+
+
+def _neutral(source: GymnasiumTask, low: tuple[float, ...], high: tuple[float, ...]) -> tuple[float, ...] | None:
+    if source.neutral is None:
+        return None
+    values = _numbers("neutral", source.neutral, len(low), "command")
+    for i, value in enumerate(values):
+        if not low[i] <= value <= high[i]:
+            raise UserError(f"neutral[{i}] is {value}, but the command's range is {low[i]} to {high[i]}.")
+    return values
+
+
+def _rate(
+    source: GymnasiumTask,
+    box: GoalBox,
+    ranges: dict[int, tuple[float, float]],
+    entries: tuple[int, ...],
+    duration_s: float,
+    *,
+    holds: bool,
+) -> tuple[float, ...]:
+    """As given; for set-points, which jump, by default across its range in half a trajectory."""
+    if source.rate is not None:
+        return _numbers("rate", source.rate, len(entries), "goal coordinate")
+    if not holds:
+        raise UserError('rate is missing: how fast a reference may move, per goal coordinate; or reference="hold".')
+    found = []
+    for i, entry in enumerate(entries):
+        low, high = ranges.get(entry, (box.low[i], box.high[i]))
+        found.append(((high - low) or 1.0) / (0.5 * duration_s))
+    return tuple(found)
+
+
+def _weights(values: Numbers) -> float | tuple[float, ...]:
+    found = np.asarray(values, float)
+    return float(found) if found.ndim == 0 else tuple(found.tolist())
+
+
+def _texts(field: str, texts: Any, size: int, of: str) -> tuple[str, ...]:
+    if texts is None:
+        return ()
+    listed = isinstance(texts, Sequence) and not isinstance(texts, str) and all(isinstance(t, str) for t in texts)
+    if not listed or len(texts) != size:
+        raise UserError(f"{field} is {texts!r}, but must list {size} texts, one per {of}.")
+    if field.endswith("names"):
+        for text in texts:
+            if not text.strip() or not text.isprintable():
+                raise UserError(f"{field} has {text!r}, but a name must have at least one character, all printable.")
+            if list(texts).count(text) > 1:
+                raise UserError(f"{field} has {text!r} twice, but names must differ.")
+    return tuple(texts)
+
+
+def find_number(entry: Any, names: Sequence[str] | None) -> Any:
+    """The number of an entry that is given by name; anything else as it is."""
+    if not isinstance(entry, str) or isinstance(names, str) or names is None or entry not in names:
+        return entry
+    return list(names).index(entry)
+
+
+def _entries(field: str, entries: Any, size: int, names: tuple[str, ...] = ()) -> tuple[int, ...]:
     if not isinstance(entries, Sequence | np.ndarray) or isinstance(entries, str):
         raise UserError(f"{field} is {entries!r}, but must list entries of the measurement, for example (0, 1).")
+    entries = [find_number(entry, names) for entry in entries]
     for entry in entries:
+        if isinstance(entry, str):
+            known = f"names has {', '.join(map(repr, names))}" if names else "there are no names"
+            raise UserError(f"{field} names entry {entry!r}, but {known}.")
         if not isinstance(entry, int | np.integer) or not 0 <= entry < size:
             raise UserError(f"{field} names entry {entry}, but the measurement has entries 0 to {size - 1}.")
     return tuple(int(entry) for entry in entries)
@@ -369,7 +493,7 @@ def _goal_box(source: GymnasiumTask, entries: tuple[int, ...], ranges: dict[int,
                 raise UserError(f"tracked names entry {entry}, which is no position; give goal_low and goal_high.")
         sides.append(tuple(ranges[entry][side] for entry in entries))
     for i, (a, b) in enumerate(zip(*sides, strict=True)):
-        if not a < b:
+        if not (a < b or (a == b and source.reference == "hold")):
             raise UserError(f"goal_low[{i}] is {a}, but must be below goal_high[{i}], which is {b}.")
         least, most = ranges.get(entries[i], (-math.inf, math.inf))
         if not (least <= a and b <= most):
@@ -398,13 +522,36 @@ def _names(size: int, positions: tuple[int, ...], velocities: tuple[int, ...]) -
     return tuple(names)
 
 
-def _rounded(value: float) -> float:
-    """Two digits: the same on every machine, and short in a file."""
+def _rounded(value: Any) -> Any:
+    """Two digits: the same on every machine, and short in a file. One number, or an array of them."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return np.asarray([_rounded(float(one)) for one in value])
     return float(f"{value:.2g}")
 
 
-def _sizes(spec: ControlSpec, box: GoalBox) -> tuple[float, float]:
-    """How far goals are spread in the tracked output, and how far references move within the preview (both RMS)."""
+def _one_or_more(values: Any) -> float | tuple[float, ...]:
+    return tuple(values.tolist()) if isinstance(values, np.ndarray) and values.ndim else float(values)
+
+
+def _sizes(spec: ControlSpec, box: GoalBox) -> tuple[Any, Any]:
+    """How far goals are spread in the tracked output, and how far references move within the preview (both RMS).
+
+    One number each; arrays with one per output where the outputs have different units.
+    """
+    if spec.reference.profile == "hold":
+        # Uniform set-points; where there is but one, a share of what is known of each output.
+        known = {
+            e: spec.limits.position_high[i] - spec.limits.position_low[i] for i, e in enumerate(spec.layout.position)
+        }
+        indices = spec.kinematics.indices if isinstance(spec.kinematics, SelectedOutput) else spec.layout.position
+        width = np.asarray(box.high) - np.asarray(box.low)
+        width = np.where(width > 0, width, [0.25 * known.get(entry, 4.0) for entry in indices])
+        each = width / np.sqrt(12.0)
+        if isinstance(spec.kinematics, SelectedOutput):
+            spread = each if spec.has_mixed_units else float(np.sqrt(np.sum(each**2)))
+            return spread, spread
+        if not (np.asarray(box.high) > np.asarray(box.low)).all():
+            box = GoalBox(spec.limits.position_low, spec.limits.position_high)
     rng = np.random.Generator(np.random.Philox(key=0))
     measured = np.asarray(spec.scales.measured_center, float)
     for i, entry in enumerate(spec.layout.position):
@@ -413,25 +560,29 @@ def _sizes(spec: ControlSpec, box: GoalBox) -> tuple[float, float]:
     if isinstance(spec.kinematics, SelectedOutput):
         entries = list(spec.kinematics.indices)
         measured[entries] = (np.asarray(box.low) + np.asarray(box.high)) / 2
+    spec = replace(spec, reference=replace(spec.reference, profile="move"))
     goals, moves, ends = BoxGoals(spec, box)(rng, measured, 200), [], []
+    mixed = spec.has_mixed_units
     for goal in goals:
         points = build_reference(spec, measured, goal)
         ahead = spec.preview[-1]
-        moves.append(np.mean(np.sum((points[ahead:] - points[:-ahead]) ** 2, axis=1)))
+        way = (points[ahead:] - points[:-ahead]) ** 2
+        moves.append(np.mean(way, axis=0) if mixed else np.mean(np.sum(way, axis=1)))
         ends.append(points[-1])
         measured[entries] = goal
-    return float(np.sqrt(np.sum(np.var(ends, axis=0)))), float(np.sqrt(np.mean(moves)))
+    spread, moved = np.var(ends, axis=0), np.mean(moves, axis=0)
+    if mixed:
+        return np.sqrt(spread), np.sqrt(moved)
+    return float(np.sqrt(np.sum(spread))), float(np.sqrt(moved))
 
 
-def _default_scales(
-    spec: ControlSpec, goal_entries: tuple[int, ...], box: GoalBox, error: float, moved: float
-) -> Scales:
+def _default_scales(spec: ControlSpec, goal_entries: tuple[int, ...], box: GoalBox, error: Any, moved: Any) -> Scales:
     """Order one inside the limits; 1 for entries of which nothing is known."""
     size = spec.layout.num_measured
     center, scale, change = np.zeros(size), np.ones(size), np.full(size, 0.1)
     duration, rate = spec.reference.steps * spec.period_s, spec.reference.rate_high
     for i, entry in enumerate(goal_entries):
-        center[entry], scale[entry] = (box.low[i] + box.high[i]) / 2, (box.high[i] - box.low[i]) / 2
+        center[entry], scale[entry] = (box.low[i] + box.high[i]) / 2, (box.high[i] - box.low[i]) / 2 or 1.0
         change[entry] = rate[i] * spec.period_s
     for i, entry in enumerate(spec.layout.position):
         low, high = spec.limits.position_low[i], spec.limits.position_high[i]
@@ -444,5 +595,9 @@ def _default_scales(
             velocity = spec.layout.velocity[i]
             scale[velocity], change[velocity] = speed, 0.1 * speed
     return Scales(
-        tuple(center.tolist()), tuple(scale.tolist()), tuple(change.tolist()), _rounded(error), _rounded(moved)
+        tuple(center.tolist()),
+        tuple(scale.tolist()),
+        tuple(change.tolist()),
+        _one_or_more(_rounded(error)),
+        _one_or_more(_rounded(moved)),
     )

@@ -7,8 +7,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from firsthand_onboard.features import measured_part
-from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.features import error_size, measured_part
+from firsthand_onboard.kinematics import output_error, tracked_output
 
 from ..agent import Rollout
 from ..agent.corrected_model import command_deviation, make_rollout_inputs, predict_rollout
@@ -65,7 +65,7 @@ def _forecast(
     def error(x):
         """NaN where nothing was measured: then nothing can be predicted either."""
         output = jax.vmap(jax.vmap(lambda s: tracked_output(policy.spec, measured_part(policy.spec.layout, s))))(x)
-        distance = jnp.where(inputs.valid, jnp.linalg.norm(output - rollout.references, axis=-1), 0.0)
+        distance = jnp.where(inputs.valid, error_size(policy.spec, output_error(policy.spec, output, rollout.references)), 0.0)
         return jnp.where(count > 0, distance.sum() / jnp.maximum(count, 1), jnp.nan)
 
     change = jnp.where(count > 0, command_deviation(policy, new, old, inputs), jnp.nan)

@@ -327,9 +327,10 @@ def _check_plain_numbers(source: GymnasiumTask) -> None:
         value = getattr(source, field)
         values: Any = value if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (value,)
         for one in values:
-            if field == "length_scale" and one is not None and not (_is_number(one) and 0 < one < math.inf):
-                raise UserError(f"{field} is {value!r}, but must be a number above 0.")
-            if field != "length_scale" and not (_is_number(one) and math.isfinite(one)):
+            if field == "length_scale":
+                if one is not None and not (_is_number(one) and 0 < one < math.inf):
+                    raise UserError(f"{field} is {value!r}, but must be a number above 0.")
+            elif not (_is_number(one) and math.isfinite(float(one))):
                 raise UserError(f"{field} is {value!r}, but must be a number.")
     if source.reference not in (None, "move", "hold"):
         raise UserError(f"reference is {source.reference!r}, but must be 'move' or 'hold'.")

@@ -65,7 +65,9 @@ def _forecast(
     def error(x):
         """NaN where nothing was measured: then nothing can be predicted either."""
         output = jax.vmap(jax.vmap(lambda s: tracked_output(policy.spec, measured_part(policy.spec.layout, s))))(x)
-        distance = jnp.where(inputs.valid, error_size(policy.spec, output_error(policy.spec, output, rollout.references)), 0.0)
+        distance = jnp.where(
+            inputs.valid, error_size(policy.spec, output_error(policy.spec, output, rollout.references)), 0.0
+        )
         return jnp.where(count > 0, distance.sum() / jnp.maximum(count, 1), jnp.nan)
 
     change = jnp.where(count > 0, command_deviation(policy, new, old, inputs), jnp.nan)

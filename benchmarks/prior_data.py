@@ -4,7 +4,8 @@
 
 Two logs are made: random motion (`firsthand simulator record`, a run folder) and a clumsy PI controller that follows
 joint references (a CSV file). Both go through the same reader as `firsthand train --data`. The variants without
-practice or with excitation show what each part of the warm start is worth. Prints a table and writes
+practice or with excitation show what each part of the warm start is worth; the last one learns on top of the PI
+controller that made the log. Prints a table and writes
 benchmarks/results/prior-data.json.
 """
 
@@ -12,6 +13,7 @@ import argparse
 import csv
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -28,10 +30,17 @@ from firsthand.robots.registry import make_robot, make_task
 from firsthand.runs import RunFolder
 from firsthand.simulators import record
 from firsthand.training import Trainer, TrainingConfig, prior
+from firsthand.training.base_guard import BaseGuard
+from firsthand.training.bases import BASE_EXCITATION, Base
+from firsthand.training.origin import BaseOrigin
+from firsthand.training.parts import NoSupervisor
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.base_control import PIBase
 from firsthand_onboard.features import quintic_blend
 from firsthand_onboard.kinematics import tracked_output
 
 RESULTS = Path(__file__).parent / "results" / "prior-data.json"
+ON_TOP = "clumsy PI, on top of that PI"
 VARIANTS = {
     "nothing": (None, True, False),
     "random motion": ("random", True, False),
@@ -39,6 +48,7 @@ VARIANTS = {
     "random motion, policy not practised": ("random", False, False),
     "clumsy PI, policy not practised": ("pi", False, False),
     "random motion, first episode excited": ("random", True, True),
+    ON_TOP: ("pi", False, True),
 }
 """Name to (log, whether the policy practises on the model, whether the first episode is excited all the same)."""
 
@@ -100,13 +110,29 @@ def pi_log(folder: Path, minutes: float) -> tuple[Path, float]:
     return path, float(np.mean(errors))
 
 
-def run(log: Path | None, practised: bool, excited: bool, seed: int, episodes: int, tick) -> dict:
+def clumsy_base(spec: ControlSpec) -> Base:
+    """The PI controller of the log, which follows the tip's reference by inverse kinematics: no dead band, no lag."""
+    solo, count = np.asarray(spec.scales.measured_scale[4:]), len(spec.layout.position)
+    linear = np.stack([np.stack([np.asarray([0.0, 1.0]), np.asarray([0.0, speed])]) for speed in solo])
+    sign = np.asarray([-1.0, 1.0, 1.0, 1.0])
+    return Base(
+        BaseOrigin("clumsy PI"), PIBase(np.full(count, 1.5), np.full(count, 5.0), np.zeros(count), sign, linear, linear)
+    )
+
+
+def run(log: Path | None, practised: bool, excited: bool, on_top: bool, seed: int, episodes: int, tick) -> dict:
     changes = {} if practised else {"imagination.practice_episodes": 0}
+    if on_top:
+        changes |= {"excitation.amplitude": BASE_EXCITATION}
     config = TrainingConfig.of("excavator", "fast", episodes=episodes, seed=seed, changes=changes)
     task = make_task(config.robot)
     start = prior.gather(task.spec, data=[log] if log else [])
     robot = make_robot("excavator", task, seed=seed)
-    trainer = Trainer(robot, config, prior=start)
+    supervisor = None
+    if on_top:
+        start = replace(start, base=clumsy_base(task.spec))
+        supervisor = BaseGuard(task.spec, NoSupervisor())
+    trainer = Trainer(robot, config, prior=start, supervisor=supervisor)
     errors: list[float] = []
     motion = mock.patch.object(prior.Prior, "has_seen_motion", new=not excited and bool(start.rows))
     with motion:
@@ -149,7 +175,7 @@ def main() -> None:
             for variant in options.only:
                 log, practised, excited = VARIANTS[variant]
                 progress.update(bar, description=f"{variant}, seed {seed}")
-                done = run(logs[log], practised, excited, seed, options.episodes, tick)
+                done = run(logs[log], practised, excited, variant == ON_TOP, seed, options.episodes, tick)
                 others = [r for r in results.get(variant, []) if r["seed"] != seed]
                 results[variant] = sorted([*others, done], key=lambda r: r["seed"])
                 content = {"minutes": options.minutes, "pi_error": pi_error, "variants": results}

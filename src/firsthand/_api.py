@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .agent.settings import Settings
+from .controllers.bases import find_base
 from .errors import UserError
 from .evaluation import Evaluation
 from .evaluation import evaluate as evaluate_policy
@@ -20,8 +21,12 @@ from .runs import RunFolder, provenance
 from .tasks.box import check_goals
 from .training import Callback, FolderRecorder, MemoryRecorder, Trainer, TrainingConfig, TrainingStopped
 from .training import preset as find_preset
-from .training.parts import AbstractRecorder
+from .training.base_guard import BaseGuard
+from .training.bases import BASE_EXCITATION, Base
+from .training.origin import BaseMode
+from .training.parts import AbstractRecorder, NoSupervisor
 from .training.presets import EPISODES
+from .training.prior import Prior
 from .training.run import Run
 
 
@@ -67,8 +72,10 @@ def train(
     sensors: str | None = None,
     callbacks: Sequence[Callback] = (),
     keep_going: bool = False,
+    base: str | None = None,
+    base_mode: BaseMode = "add",
 ) -> RunResult:
-    """Train a controller on a robot, from random weights.
+    """Train a controller on a robot, from random weights or on top of a controller that is there.
 
     For machines that move something real use `firsthand train`: it asks for approval, widens the command range step by
     step and stops on Ctrl-C.
@@ -84,14 +91,32 @@ def train(
         sensors: what a built-in robot is seen through, such as "real"; by default its own. See docs/sensors.md.
         callbacks: told before and after each episode.
         keep_going: go on where learning has stopped; otherwise `UserError` says why it has.
+        base: the controller to learn on top of: "pi", "reference", "my_robot.py:controller" (the file is run), a run's
+            folder or an exported policy. See docs/start_from_your_controller.md.
+        base_mode: "add" to add the learned part to the base's command, "target" to move the target that it follows.
 
     Returns:
         Metrics, the newest and the kept policy, and `evaluate()`.
     """
     named = find_preset(preset)
+    if base is not None:
+        named = named.with_changes({"excitation.amplitude": BASE_EXCITATION})
     chosen = settings if isinstance(settings, Settings) else named.with_changes(settings or {})
     count = EPISODES[preset] if episodes is None else episodes
-    body, config = _prepare(robot, preset, chosen, count, seed, payload_kg, sensors)
+    under: Base | None = None
+    if base is not None:
+        if not isinstance(robot, str):
+            raise UserError(f"base is {base!r}, but only a robot that is given by its name can be trained on a base.")
+        found = find_robot(robot, approve=True, sensors=sensors)
+        under = find_base(base, base_mode, found, payload_kg=payload_kg, seed=seed)
+        found = under.put_inside(found)
+        body = found.make(payload_kg=payload_kg, seed=seed)
+        config = TrainingConfig(found.name, preset, chosen, count, seed, payload_kg, sensors, base=under.origin)
+    else:
+        body, config = _prepare(robot, preset, chosen, count, seed, payload_kg, sensors)
+    prior, supervisor = Prior(base=under), None
+    if under is not None:
+        supervisor = BaseGuard(body.task.spec, NoSupervisor())
     if body.hardware:
         raise UserError(f"{config.robot} moves something real; train it with: firsthand train {config.robot}")
     with contextlib.ExitStack() as stack:
@@ -99,9 +124,11 @@ def train(
         if out is not None:
             stored = {**config.as_dict(), ROBOT_DESCRIPTION: body.description().as_dict()}
             recorder = FolderRecorder(
-                stack.enter_context(RunFolder.create(out, stored, provenance=provenance.collect()))
+                stack.enter_context(RunFolder.create(out, stored, provenance=provenance.collect(), data=prior.files()))
             )
-        trainer = Trainer(body, config, recorder, callbacks=callbacks, keep_going=keep_going)
+        trainer = Trainer(
+            body, config, recorder, callbacks=callbacks, prior=prior, supervisor=supervisor, keep_going=keep_going
+        )
         try:
             trainer.train()
         except TrainingStopped as stopped:
@@ -174,7 +201,8 @@ def evaluate(
         return run.evaluate(policy, speed=speed)
     if isinstance(run, Run):
         with contextlib.closing(run.make_robot(run.find_robot())) as robot:
-            return evaluate_policy(robot, run.kept_policy() if policy is None else policy, speed=speed)
+            chosen = run.runnable(run.kept_policy()) if policy is None else policy
+            return evaluate_policy(robot, chosen, speed=speed)
     if policy is None:
         raise UserError("To evaluate on a robot, give the policy, too: evaluate(robot, policy).")
     return evaluate_policy(run, policy, speed=speed)

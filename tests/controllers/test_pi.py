@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from firsthand.controllers.pi import GAIN_FACTORS, Axis, GainSearch, PIController, episodes_for_tuning
+from firsthand.controllers.pi import GAIN_FACTORS, Axis, GainSearch, episodes_for_tuning, pi_base, require_chain
 from firsthand.errors import UserError
 from firsthand.tasks import excavator_task, soft_arm_task
 from firsthand_onboard.kinematics import chain_jacobian, chain_points
@@ -17,42 +17,43 @@ def axis(sign: float = 1.0) -> Axis:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_inverse_map_undoes_the_map(sign):
-    joint = axis(sign)
-    for rate in (-1.1, -0.3, -0.05, 0.05, 0.1, 0.8):
-        size, speed = joint.up if rate > 0 else joint.down
-        command = joint.inverse(rate)
-        assert np.sign(command) == sign * np.sign(rate)
-        assert np.interp(abs(command), size, speed) == pytest.approx(abs(rate), rel=1e-6)
-    assert joint.inverse(0.0) == 0.0
-    assert abs(joint.inverse(3.0)) > 1.0  # saturated, and the integral can tell
+    base, joint = pi_base(excavator_task().spec, (axis(sign),) * 4), axis(sign)
+    rates = np.asarray([-1.1, -0.3, -0.05, 0.05])
+    for four in (rates, np.asarray([0.1, 0.8, 0.3, 0.5])):
+        for rate, command in zip(four, base._invert(np, four), strict=True):
+            size, speed = joint.up if rate > 0 else joint.down
+            assert np.sign(command) == sign * np.sign(rate)
+            assert np.interp(abs(command), size, speed) == pytest.approx(abs(rate), rel=1e-6)
+    assert not base._invert(np, np.zeros(4)).any()
+    assert np.abs(base._invert(np, np.full(4, 3.0))).min() > 1.0  # saturated, and the integral can tell
 
 
 def test_gains_follow_the_rule():
-    task = excavator_task()
-    controller = PIController(task.spec, (axis(),) * 4, 1.0)
+    base = pi_base(excavator_task().spec, (axis(),) * 4)
     theta = 0.1 + 0.2 / 2
-    np.testing.assert_allclose(controller.gain, 1 / (2 * theta))
-    np.testing.assert_allclose(controller.integral_s, 8 * theta)
+    np.testing.assert_allclose(base.gain, 1 / (2 * theta))
+    np.testing.assert_allclose(base.integral_s, 8 * theta)
 
 
 def test_joint_speeds_move_the_tip_as_the_reference_moves():
     task = excavator_task()
-    controller = PIController(task.spec, (axis(),) * 4, 1.0)
-    position = np.asarray(task.home)
-    here = chain_points(controller.chain, position)[-1]
+    spec, chain, position = task.spec, require_chain(task.spec), np.asarray(task.home)
+    base = pi_base(spec, (axis(),) * 4)._replace(ahead_s=np.zeros(4))
     velocity = np.asarray([0.3, -0.2])
-    points = here + controller.ahead[:, None] * velocity
-    rates = controller._rate_ahead(position, points, 0.0)
-    np.testing.assert_allclose(chain_jacobian(controller.chain, position) @ rates, velocity, rtol=0.05)
-    still = controller._pull(position)
-    assert np.abs(chain_jacobian(controller.chain, position) @ still).max() < 1e-5
-    assert still @ (controller.middle - position) > 0
+    times = np.asarray([0, *spec.preview])[:, None] * spec.period_s
+    points = chain_points(chain, position)[-1] + times * velocity
+    _, rates = base._plan(spec, position, points, position)
+    np.testing.assert_allclose(chain_jacobian(chain, position) @ rates, velocity, rtol=0.05)
+    still = base._pull(spec, position)
+    assert np.abs(chain_jacobian(chain, position) @ still).max() < 1e-5
+    middle = (np.asarray(spec.limits.position_low) + np.asarray(spec.limits.position_high)) / 2
+    assert still @ (middle - position) > 0
 
 
-def test_a_robot_without_a_chain_is_refused():
+def test_a_robot_that_it_does_not_fit_is_refused():
     task = soft_arm_task()
-    with pytest.raises(UserError, match=f"kinematics are known as a chain; {task.spec.robot} has none"):
-        PIController(task.spec, (axis(),) * 3, 1.0)
+    with pytest.raises(UserError, match=f"one command per joint; {task.spec.robot} has"):
+        pi_base(task.spec, (axis(),) * 3)
 
 
 def test_tuning_takes_an_episode_for_each_factor_beside_the_inspection():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .base_control import NumpyBase, base_from_arrays, has_base
 from .homing import MAX_STEPS, HomingController
 from .loop import Trajectory
 from .messages import MAX_PAYLOAD, Message, Refusal
@@ -54,7 +55,7 @@ def trajectory_bytes(spec: ControlSpec, steps: int) -> int:
     """The size of the message that carries a trajectory of `steps` steps, as an upper bound."""
     layout = spec.layout
     per_step = 4 * (layout.num_measured + layout.num_commands + spec.num_outputs) + layout.num_commands + 1
-    return per_step * (steps + 1 + spec.preview[-1]) + 4 * (layout.size + layout.num_measured) + 4096
+    return per_step * (steps + 1 + spec.preview[-1]) + 4 * (layout.size + layout.num_measured) + 8192
 
 
 class PolicyStore:
@@ -80,7 +81,10 @@ class PolicyStore:
             layers = [(message.arrays[f"policy.{i}.weight"], message.arrays[f"policy.{i}.bias"]) for i in names]
         except KeyError as error:
             raise Refusal(f"the policy lacks {error}") from None
-        policy, observer = NumpyPolicy(self.spec, layers), None
+        base = None
+        if has_base(message.arrays):
+            base = NumpyBase(self.spec, base_from_arrays(self.spec, message.arrays))
+        policy, observer = NumpyPolicy(self.spec, layers, base), None
         if has_observer(message.arrays):
             observer = NumpyObserver(self.spec, *observer_from_arrays(self.spec, message.arrays))
         self._policies[digest] = NumpyController(policy, observer)

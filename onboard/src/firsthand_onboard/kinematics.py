@@ -66,6 +66,21 @@ def output_error(spec: ControlSpec, wanted: Any, found: Any) -> Any:
     return wanted - found
 
 
+def tip_jacobian(chain: PlanarChain, position: Any) -> Any:
+    """∂tip/∂position, `(2, joints)`, of one configuration, exactly."""
+    xp, points, angle = namespace(position), chain_points(chain, position), 0.0
+    columns = []
+    for i, joint in enumerate(chain.joints):
+        if joint.kind == "revolute":
+            angle = angle + position[i]
+            arm = points[-1] - points[i]
+            columns.append(xp.stack([arm[1], -arm[0]]))
+        else:
+            turned = position[i] * 0.0 + angle
+            columns.append(xp.stack([xp.cos(turned), -xp.sin(turned)]))
+    return xp.stack(columns, axis=-1)
+
+
 def chain_jacobian(chain: Chain, position: np.ndarray) -> np.ndarray:
     """∂output/∂position, `(outputs, joints)`, in numpy; used off the control path.
 

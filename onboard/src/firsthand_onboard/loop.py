@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,12 +48,15 @@ class Trajectory:
     """Whether that latches."""
     restarts: np.ndarray | None = None
     """How often the observer restarted each entry from its measurement; None without an observer."""
+    memory: np.ndarray | None = None
+    """What the policy's base remembered at the start; None without a base."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name."""
         names = ("start", "measured", "commands", "reference", "free", "valid")
-        arrays = {name: getattr(self, name) for name in names}
-        return arrays if self.restarts is None else {**arrays, "restarts": self.restarts}
+        optional = {name: getattr(self, name) for name in ("restarts", "memory")}
+        there = {name: array for name, array in optional.items() if array is not None}
+        return {**{name: getattr(self, name) for name in names}, **there}
 
 
 def never_interrupt() -> str:
@@ -89,6 +92,8 @@ class Executor:
         """Whether the gate's state is that of a machine that holds."""
         self._live: NumpyObserver | None = None
         """The observer that has followed the machine without a gap; None where an estimate must begin anew."""
+        self._driving: NumpyPolicy | None = None
+        """The policy that has driven the machine without a gap; None where its base must begin anew."""
         machine.neutral()
         self.look()
 
@@ -101,7 +106,7 @@ class Executor:
         self.state = initial_state(self.spec.layout, measured, self.gate.neutral)
         self.newest = measured
         """The newest measurement, with what is missing in it."""
-        self._live = None
+        self.forget_estimate()
         self.gate_state = self.gate.start(self.gate_state)
 
     @property
@@ -120,8 +125,8 @@ class Executor:
         self.clock.restart()
 
     def forget_estimate(self) -> None:
-        """An observer begins anew with the next trajectory: there was a pause, or another one follows now."""
-        self._live = None
+        """Observer and base begin anew with the next trajectory: there was a pause, or others follow now."""
+        self._live = self._driving = None
 
     def hold(self) -> None:
         """One period in neutral. The state vector follows, so that the next trajectory starts from the truth.
@@ -210,14 +215,22 @@ class Executor:
             command = policy(state, reference[step + offsets])
             return command if excitation is None else np.clip(command + excitation[step], low, high)
 
-        return self._run(propose, len(reference) - spec.preview[-1], reference, authority, until, observer)
+        steps = len(reference) - spec.preview[-1]
+        self._start_estimate(observer)
+        seen = self.state if observer is None else observer.state
+        memory = policy.begin(seen, motion=policy is not self._driving)
+        self._driving = policy
+        trajectory = self._run(propose, steps, reference, authority, until, observer)
+        return trajectory if memory is None else replace(trajectory, memory=memory)
 
     def play(self, commands: np.ndarray, authority: float = 1.0, until: GoOn = never_end) -> Trajectory:
         """Apply commands open loop, through the gate."""
+        self.forget_estimate()
         return self._run(lambda step, _: commands[step], len(commands), None, authority, until)
 
     def home(self, controller: HomingController, authority: float = 1.0, until: GoOn = never_end) -> Trajectory:
         """Go home slowly, without a policy; a joint that goes another way than its reference is a fault."""
+        self.forget_estimate()
         path, size = controller.reference(self.measured), self.spec.layout.num_measured
 
         def propose(step: int, state: np.ndarray) -> np.ndarray:
@@ -229,6 +242,7 @@ class Executor:
 
     def recover(self, until: GoOn = never_end) -> Trajectory:
         """Lead joints that stand outside their limits back inside, slowly."""
+        self.forget_estimate()
         size = self.spec.layout.num_measured
         recovery = Recovery(self.spec, self.gate.limits, self.measured)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,20 +57,46 @@ def check_layers(spec: ControlSpec, layers: Sequence[Layer]) -> None:
                 raise SpecError(f"policy.{i}.{name} holds a value that is not finite in single precision")
 
 
+class RunningBase(Protocol):
+    """A base controller with its memory, as `NumpyPolicy` runs it; see `base_control.NumpyBase`."""
+
+    memory: np.ndarray
+
+    def restart(self, state: np.ndarray) -> None:
+        """A motion begins."""
+
+    def begin(self, state: np.ndarray) -> None:
+        """A trajectory begins."""
+
+    def command(self, layers: Sequence[Layer], state: np.ndarray, preview: np.ndarray) -> np.ndarray:
+        """The command of base and policy together."""
+        ...
+
+
 class NumpyPolicy:
     """The policy as the robot runs it: numpy float32, written for speed, the same bits as `policy_command`."""
 
-    def __init__(self, spec: ControlSpec, layers: Sequence[Layer]) -> None:
+    def __init__(self, spec: ControlSpec, layers: Sequence[Layer], base: RunningBase | None = None) -> None:
+        """`base` is the controller that the policy is learned on top of (`base_control.NumpyBase`), if there is one."""
         check_layers(spec, layers)
-        self.spec = spec
+        self.spec, self.base = spec, base
         self.layers = [
             (np.ascontiguousarray(w, dtype=np.float32), np.ascontiguousarray(b, dtype=np.float32)) for w, b in layers
         ]
         self._forward = self._prepared()
 
     def __call__(self, state: np.ndarray, preview: np.ndarray) -> np.ndarray:
-        """π(x, r) in float32."""
+        """π(x, r) in float32; with a base, both together."""
+        if self.base is not None:
+            return self.base.command(self.layers, state, preview)
         return self._forward(np.asarray(state, np.float32), np.asarray(preview, np.float32))
+
+    def begin(self, state: np.ndarray, *, motion: bool) -> np.ndarray | None:
+        """A trajectory begins, and with it perhaps a whole motion: what the base then remembers, None without one."""
+        if self.base is None:
+            return None
+        (self.base.restart if motion else self.base.begin)(state)
+        return self.base.memory
 
     def _prepared(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """The forward pass with its constants and working memory at hand: looking them up costs a tenth of its time.

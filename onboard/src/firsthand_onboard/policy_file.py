@@ -10,6 +10,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from .base_control import PREFIX as BASE_PREFIX
+from .base_control import BaseControl, NumpyBase, base_arrays, base_from_arrays, check_base, has_base
 from .numpy_observer import (
     PREFIX,
     NumpyController,
@@ -29,14 +31,19 @@ OBSERVER_SHA256 = "observer_sha256"
 """The entry of the metadata with the observer's digest; only where there is an observer."""
 
 
-def policy_to_bytes(spec: ControlSpec, layers: Sequence[Layer], observer: Observer | None = None) -> bytes:
-    """Specification, weights and observer as one safetensors blob; loading it runs nothing."""
+def policy_to_bytes(
+    spec: ControlSpec, layers: Sequence[Layer], observer: Observer | None = None, control: BaseControl | None = None
+) -> bytes:
+    """Specification, weights, observer and base as one safetensors blob; loading it runs nothing."""
     check_layers(spec, layers)
     tensors = {}
     for i, (weight, bias) in enumerate(layers):
         tensors[f"policy.{i}.weight"] = np.asarray(weight, dtype=np.float32)
         tensors[f"policy.{i}.bias"] = np.asarray(bias, dtype=np.float32)
     metadata = {"control_spec": spec.to_json()}
+    if control is not None:
+        check_base(spec, control.base)
+        tensors.update({name: np.ascontiguousarray(array) for name, array in base_arrays(control).items()})
     if observer is not None:
         check_observer(spec, observer.parameters)
         named = {name: np.ascontiguousarray(array) for name, array in observer_arrays(observer).items()}
@@ -59,7 +66,8 @@ def load_controller(path: str | Path, signer: Signer | None = None) -> NumpyCont
         if missing:
             raise SpecError(f"{path} lacks the tensor {sorted(missing)[0]}")
         layers.append((arrays[f"policy.{i}.weight"], arrays[f"policy.{i}.bias"]))
-    policy = NumpyPolicy(spec, layers)
+    base = NumpyBase(spec, base_from_arrays(spec, arrays)) if has_base(arrays) else None
+    policy = NumpyPolicy(spec, layers, base)
     if digest is None and not has_observer(arrays):
         return NumpyController(policy)
     if observer_digest(arrays) != digest:
@@ -90,7 +98,7 @@ def _read(path: str | Path) -> tuple[ControlSpec, dict[str, Any], str | None]:
             if "control_spec" not in metadata:
                 raise SpecError(f"{path} holds no control specification")
             spec = ControlSpec.from_json(metadata["control_spec"])
-            names = [name for name in file.keys() if name.startswith(("policy.", PREFIX))]  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith(("policy.", PREFIX, BASE_PREFIX))]  # noqa: SIM118
             arrays = {name: file.get_tensor(name) for name in names}
             return spec, arrays, metadata.get(OBSERVER_SHA256)
     except (OSError, SafetensorError) as error:

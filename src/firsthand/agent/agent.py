@@ -17,10 +17,11 @@ from jaxtyping import Array, Bool, Float
 
 from firsthand_onboard import ControlSpec
 
-from ..optim.rollout import CostFunction, Rollout, roll_out
+from ..optim.rollout import CostFunction, Rollout
 from .buffer import Buffer, ImaginedStarts, append_rollout
 from .estimation import Estimation, innovation_error
 from .improvement import PolicyReport
+from .memory import add_memory, add_memory_to_starts, imagine_rollout
 from .model_learning import ModelReport, prediction_error
 from .settings import Settings
 from .state import LearnerState
@@ -47,6 +48,8 @@ class Experience(eqx.Module):
     """If given, the policy learns along the model's own trajectories from here instead of the measured ones."""
     sound: Bool[Array, "trajectories steps"] | None = None
     """Steps without a spike or a stuck sensor in what they see and lead to; None means all."""
+    memory: Float[Array, "trajectories memory"] | None = None
+    """What the base remembers at the start of each measured trajectory, where the policy has one."""
 
 
 class Update(NamedTuple):
@@ -59,7 +62,7 @@ class Update(NamedTuple):
     policy: PolicyReport
     """The policy's update."""
     rollout: Rollout
-    """The trajectories that the policy learned along, as the policy sees them."""
+    """The trajectories that the policy learned along, as the policy sees them; of (x, m) with a base (`memory`)."""
 
 
 class Agent(eqx.Module):
@@ -103,7 +106,7 @@ class Agent(eqx.Module):
             buffer = append_rollout(buffer, measured, sound)
             if learn_model:
                 learner, model = update_model(learner, buffer, measured, self.settings)
-            rollout = see_rollout(learner.estimation, measured, sound)
+            rollout = add_memory(learner.policy, see_rollout(learner.estimation, measured, sound), experience.memory)
             generalises = does_generalise(novelty, episode_error(learner, measured, sound), self.settings)
             if observed is not None and learner.estimation is not None:  # register and observer are not compared
                 generalises = generalises & (observed.active == learner.estimation.active)
@@ -111,9 +114,8 @@ class Agent(eqx.Module):
             rollout = imagine_rollout(learner.policy, learner.dynamics, experience.practice)
         if rollout is None:
             raise ValueError("an experience needs a rollout or starts to practise from")
-        learner, policy = update_policy(
-            learner, self.cost, rollout, experience.imagined, model, self.settings, generalises
-        )
+        imagined = add_memory_to_starts(learner.policy, experience.imagined, rollout)
+        learner, policy = update_policy(learner, self.cost, rollout, imagined, model, self.settings, generalises)
         return AgentState(learner, buffer), Update(novelty, model, policy, rollout)
 
 
@@ -150,9 +152,3 @@ def see_rollout(
     if estimation is None:
         return eqx.tree_at(lambda r: r.valid, rollout, rollout.valid & trusted)
     return estimation.see(rollout, trusted)
-
-
-@eqx.filter_jit
-def imagine_rollout(policy, dynamics, imagined: ImaginedStarts) -> Rollout:
-    """Trajectories of the model alone, nothing measured added."""
-    return roll_out(policy, dynamics, imagined.starts, previews=imagined.previews)

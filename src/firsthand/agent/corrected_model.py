@@ -15,15 +15,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ..models import Dynamics, Policy
-from ..optim.rollout import Rollout, model_errors, roll_out
+from ..models import Policy
+from ..optim.rollout import DynamicsFunction, Rollout, model_errors, roll_out
 from .buffer import ImaginedStarts
 
 
 def half_range(policy: Policy) -> Float[Array, " commands"]:
-    """Half the range of each command channel: the unit in which commands of every robot are of order one."""
+    """Half the range of each command channel: the unit in which commands of every robot are of order one.
+
+    Infinite for what a base remembers (`agent.memory`): that is no command, and its change counts for nothing.
+    """
     limits = policy.spec.limits
-    return (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
+    half = (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
+    return half if policy.control is None else jnp.concat([half, jnp.full(policy.memory_size, jnp.inf)])
 
 
 class RolloutInputs(NamedTuple):
@@ -63,7 +67,7 @@ def imagined_errors(
 
 
 def make_rollout_inputs(
-    dynamics: Dynamics, rollout: Rollout, imagined: ImaginedStarts | None, disturbances: int = 0
+    dynamics: DynamicsFunction, rollout: Rollout, imagined: ImaginedStarts | None, disturbances: int = 0
 ) -> RolloutInputs:
     """Starts, references and model errors of an episode, and of imagined trajectories behind them.
 
@@ -98,7 +102,7 @@ def make_rollout_inputs(
     )
 
 
-def predict_rollout(policy: Policy, dynamics: Dynamics, inputs: RolloutInputs) -> Rollout:
+def predict_rollout(policy: Policy, dynamics: DynamicsFunction, inputs: RolloutInputs) -> Rollout:
     """The trajectories that the corrected model predicts for a policy."""
     return roll_out(
         policy,
@@ -122,4 +126,4 @@ def command_deviation(
     measured = before.shape[0]
     counted = inputs.valid[:measured]
     change = jnp.where(counted[..., None], (commands[:measured] - before) / half_range(policy), 0.0)
-    return jnp.sqrt(jnp.sum(change**2) / jnp.maximum(counted.sum() * commands.shape[-1], 1))
+    return jnp.sqrt(jnp.sum(change**2) / jnp.maximum(counted.sum() * policy.spec.layout.num_commands, 1))

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ..models import Dynamics, Policy
+from ..models import Policy
 from ..optim.gradient import damped_gradient, mean_cost
 from ..optim.preconditioner import StepReport, preconditioned_step
-from ..optim.rollout import CostFunction, Rollout
+from ..optim.rollout import CostFunction, DynamicsFunction, Rollout
 from .buffer import ImaginedStarts
 from .corrected_model import command_deviation, half_range, make_rollout_inputs, predict_rollout
 from .settings import Settings
@@ -40,7 +40,7 @@ class PolicyReport(NamedTuple):
 
 def improve_policy(
     policy: Policy,
-    dynamics: Dynamics,
+    dynamics: DynamicsFunction,
     cost: CostFunction,
     rollout: Rollout,
     imagined: ImaginedStarts | None,
@@ -109,7 +109,7 @@ def _one_step(
 
 @eqx.filter_jit
 def improve_on_measured(
-    policy: Policy, dynamics: Dynamics, cost: CostFunction, rollout: Rollout, settings: Settings
+    policy: Policy, dynamics: DynamicsFunction, cost: CostFunction, rollout: Rollout, settings: Settings
 ) -> tuple[Policy, PolicyReport]:
     """The paper's update: one gradient along the measured trajectories, one preconditioned step."""
     new, report = _one_step(policy, dynamics, cost, rollout, settings)
@@ -159,7 +159,7 @@ def _initial_progress(policy: Policy) -> _Progress:
 @eqx.filter_jit
 def improve_on_model(
     policy: Policy,
-    dynamics: Dynamics,
+    dynamics: DynamicsFunction,
     cost: CostFunction,
     rollout: Rollout,
     imagined: ImaginedStarts | None,

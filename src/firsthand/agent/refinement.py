@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from ..models import Dynamics, Policy
+from ..models import Policy
 from ..optim.gauss_newton import gauss_newton_step, linearise, step_residuals, trajectory_weights
 from ..optim.gradient import mean_cost
 from ..optim.preconditioner import StepReport
-from ..optim.rollout import Rollout
+from ..optim.rollout import DynamicsFunction, Rollout
 from .buffer import ImaginedStarts
 from .corrected_model import command_deviation, half_range, make_rollout_inputs, predict_rollout
 from .improvement import PolicyReport, outlier_limit
@@ -96,7 +96,7 @@ class _Progress(NamedTuple):
 
 def refine_on_model(
     policy: Policy,
-    dynamics: Dynamics,
+    dynamics: DynamicsFunction,
     cost: LeastSquaresCost,
     rollout: Rollout,
     imagined: ImaginedStarts,

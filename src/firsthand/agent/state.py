@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.base_control import BaseControl
 
 from ..models import Controller, Dynamics, Observer, Policy
 from .estimation import Estimation
@@ -46,11 +47,14 @@ class LearnerState(eqx.Module):
     """The learned observer and the register beside it; None where the settings have no observer."""
 
     @staticmethod
-    def random(spec: ControlSpec, settings: Settings, *, seed: int) -> "LearnerState":
-        """Random initial weights."""
+    def random(
+        spec: ControlSpec, settings: Settings, *, seed: int, control: BaseControl | None = None
+    ) -> "LearnerState":
+        """Random initial weights; on top of a base a policy whose commands are the base's."""
         policy_key, dynamics_key, key = jax.random.split(jax.random.key(seed), 3)
         dynamics = Dynamics.random(spec, settings.model.hidden, key=dynamics_key)
-        policy = Policy.random(spec, key=policy_key, last_gain=settings.policy_step.initial_command)
+        gain = settings.policy_step.initial_command
+        policy = Policy.random(spec, key=policy_key, last_gain=gain, control=control)
         return LearnerState(
             policy=policy,
             dynamics=dynamics,

@@ -14,6 +14,7 @@ from ..optim.rollout import CostFunction, Rollout
 from .buffer import Buffer, ImaginedStarts
 from .estimation import learn_candidates
 from .improvement import PolicyReport, improve_policy
+from .memory import loop_cost, loop_dynamics
 from .model_learning import ModelReport, learn_model
 from .refinement import LeastSquaresCost, Refinement, refine_on_model, weighted_cost
 from .settings import Settings
@@ -62,9 +63,12 @@ def update_policy(
 
     Counts the episodes with a refused update.
 
+    On top of a base `rollout` and `imagined` are of (x, m); see `agent.memory`.
+
     `imagined` holds `settings.imagined_trajectories` trajectories, or is None. Refinement waits while the model does
     not predict new episodes (`generalises`; None where nothing was predicted), and while the policy is bad.
     """
+    cost = loop_cost(state.policy, cost)
     measured = mean_cost(cost, rollout)
     comparable = measured  # of the same kind as `state.expected_cost`
     if settings.refines:
@@ -123,21 +127,18 @@ def _improve_or_refine(
     One surprise does not end refinement; a second one before the radius is wide again does. It neither begins nor goes
     on where nothing was predicted for the policy that ran: after an operator's or the guard's change, for example.
     """
+    dynamics = loop_dynamics(state.policy, state.dynamics)
     few = None if imagined is None else jax.tree.map(lambda a: a[: settings.imagination.trajectories], imagined)
 
     def improve() -> tuple[Policy, Refinement, PolicyReport]:
         usual_length = state.record.usual_length
-        policy, report = improve_policy(
-            state.policy, state.dynamics, cost, rollout, few, radius, settings, usual_length
-        )
+        policy, report = improve_policy(state.policy, dynamics, cost, rollout, few, radius, settings, usual_length)
         return policy, Refinement.initial(policy, settings), report
 
     def refine() -> tuple[Policy, Refinement, PolicyReport]:
         assert imagined is not None
         steep = refinement_cost(cost, settings)
-        return refine_on_model(
-            state.policy, state.dynamics, steep, rollout, imagined, radius, state.refinement, settings
-        )
+        return refine_on_model(state.policy, dynamics, steep, rollout, imagined, radius, state.refinement, settings)
 
     if imagined is None or not settings.refines:
         return improve()

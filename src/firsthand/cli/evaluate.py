@@ -52,7 +52,7 @@ class Evaluate:
 
         run = Run.open(self.run_folder)
         policy = self._policy(run)
-        found = run.find_robot() if self.robot is None else find_robot(self.robot, approve=True)
+        found = run.find_robot() if self.robot is None else run.as_driven(find_robot(self.robot, approve=True))
         check_speed(self.speed, found.task)
         if self.cycles is not None:
             from ..logs import read_cycles
@@ -66,7 +66,7 @@ class Evaluate:
             if own_robot and self.speed is None and self.episode is None and not self.newest:
                 _, result = evaluate_kept(run, robot, oracle)
             else:
-                result = evaluate(robot, policy, speed=self.speed)
+                result = evaluate(robot, run.runnable(policy), speed=self.speed)
         if self.json:
             data = {"unit": found.task.unit, **result.as_dict()}
             if oracle is not None:

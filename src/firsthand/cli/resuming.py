@@ -10,17 +10,20 @@ from ..errors import UserError
 from ..robots.address import is_address
 from ..robots.description import ROBOT_DESCRIPTION, RobotDescription
 from ..robots.registry import NamedRobot, find_robot
-from ..robots.user_file import robot_file_notes, short_name
+from ..robots.user_file import absolute_name, robot_file_notes, short_name
 from ..runs import RunFolder, atomic, provenance
 from ..training import TrainingConfig, preset
+from ..training.bases import Base
 from .options import given_settings
 
 if TYPE_CHECKING:
     from .train import Train
 
 
-def open_run(given: "Train", path: Path, found: NamedRobot) -> tuple[RunFolder, TrainingConfig, NamedRobot]:
-    """The run to resume, its configuration and its robot, after checking that what was given fits it."""
+def open_run(
+    given: "Train", path: Path, found: NamedRobot
+) -> tuple[RunFolder, TrainingConfig, NamedRobot, Base | None]:
+    """The run to resume, its configuration, robot and base, after checking that what was given fits it."""
     try:
         run = RunFolder.open(path, writer=True)
     except UserError as error:
@@ -34,6 +37,10 @@ def open_run(given: "Train", path: Path, found: NamedRobot) -> tuple[RunFolder, 
         stored = TrainingConfig.from_dict(run.config, where)
         if given.sensors is None and stored.sensors is not None:
             found = find_robot(given.robot, sensors=stored.sensors)
+        controller = None
+        if stored.base is not None:
+            controller = Base.of_run(run, stored.base, found.task.spec)
+            found = controller.put_inside(found)
         before, now = RobotDescription.of_config(run.config, where), RobotDescription.of(found.task)
         same_name = short_name(found.name) == short_name(stored.robot)
         for note in robot_file_notes(before.file, found.file) if same_name else ():
@@ -65,7 +72,7 @@ def open_run(given: "Train", path: Path, found: NamedRobot) -> tuple[RunFolder, 
     except BaseException:
         run.close()
         raise
-    return run, wanted, found
+    return run, wanted, found, controller
 
 
 def _check_origin(given: "Train", path: Path, stored: TrainingConfig) -> None:
@@ -79,6 +86,12 @@ def _check_origin(given: "Train", path: Path, stored: TrainingConfig) -> None:
     if given.init_from is not None and not same_init:
         was = f"from the {before.parts} of {before.path}" if before is not None else "from no other run"
         raise UserError(f"{path} was started {was}; leave out --init-from when resuming it.")
+    named = stored.base
+    if given.base is not None and (named is None or absolute_name(given.base) != named.name):
+        was = "without a base" if named is None else f"with the base {named.name}"
+        raise UserError(f"{path} was started {was}; leave out --base when resuming it.")
+    if given.base_mode is not None and (named is None or given.base_mode != named.mode):
+        raise UserError(f"{path} was started with another base mode; leave out --base-mode when resuming it.")
     if given.data and [log.path for log in stored.data] != [str(log.resolve()) for log in given.data]:
         was = ", ".join(log.path for log in stored.data) or "no logs"
         raise UserError(f"{path} was started with {was} as --data; leave out --data when resuming it.")

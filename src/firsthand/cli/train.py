@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from tyro.conf import Positional, arg
 
@@ -50,6 +50,11 @@ class Train:
     """Logs to learn from before the first episode: run folders, rosbag2s, LeRobot datasets, .csv or .mcap files."""
     topics: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """With --data: a .toml file that says which topic of a bag, or which feature of a dataset, holds what."""
+    base: _Text = None
+    """Learn on top of this controller: pi (ours, identified first), my_robot.py:controller (a function of yours), a
+    run's folder, an exported policy, or reference (the machine follows targets by itself)."""
+    base_mode: _Text = None
+    """How the learned part acts: add (to the base's command, the default) or target (it moves the base's target)."""
     authority: _Number = None
     """For a robot across the network: share of the command range at first, by default 0.5; caps a resumed run."""
     approve: _Text = None
@@ -95,18 +100,24 @@ class Train:
             seed=self.seed or 0,
             payload_kg=self.payload or 0.0,
             sensors=self.sensors,
-            changes=given_settings(self.settings),
+            changes=self._changes(),
         )
         path = self.out or default_folder(config.robot, config.preset, config.seed, self.sensors)
         if self.init is not None and self.init_from is None:
             raise UserError(f"init is {self.init!r}, but there is no --init-from to take it from.")
+        if self.base_mode is not None and self.base is None and not self.resume:
+            raise UserError(f"base-mode is {self.base_mode!r}, but there is no --base.")
         if self.resume:
-            run, config, found = open_run(self, path, found)
-            prior, made = Prior.of_run(run, config), None
+            run, config, found, base = open_run(self, path, found)
+            prior, made = Prior.of_run(run, config, base), None
         else:
-            prior = gather(found.task.spec, **self._origin())
+            base = self._find_base(found, config)
+            found = found if base is None else base.put_inside(found)
+            prior = dataclasses.replace(gather(found.task.spec, **self._origin()), base=base)
             print_prior(prior)
-            config = dataclasses.replace(config, init_from=prior.init, data=prior.logs)
+            config = dataclasses.replace(
+                config, init_from=prior.init, data=prior.logs, base=None if base is None else base.origin
+            )
             made = self._robot(config, found)  # before there is a folder: what does not fit it leaves none behind
             stored = {**config.as_dict(), ROBOT_DESCRIPTION: made.description().as_dict()}
             run = RunFolder.create(path, stored, provenance=provenance.collect(), data=prior.files())
@@ -133,7 +144,7 @@ class Train:
         go_on, stop, recorder = resume_command(config, run), StopRequest(), FolderRecorder(run)
         control = LiveControl(recorder, robot, config, stop)
         display, events = TrainingDisplay(config, run.path, robot.task.unit), self._events(recorder)
-        supervisor = self._supervisor(robot, stop, control.ask)
+        supervisor = self._supervisor(robot, stop, control.ask, prior.base is not None)
         watching = (control.progress, display, *events)
         trainer = Trainer(
             robot,
@@ -175,6 +186,34 @@ class Train:
             notify(note)
         return 0
 
+    def _changes(self) -> dict[str, Any]:
+        """Changes to the preset's settings: what is given, and a gentler excitation on top of a base."""
+        given = dict(given_settings(self.settings))
+        if self.base is None:
+            return given
+        from ..training.bases import BASE_EXCITATION
+
+        return {"excitation.amplitude": BASE_EXCITATION} | given
+
+    def _find_base(self, found: Any, config: Any) -> Any:
+        """The controller that the run learns on top of; None without --base."""
+        if self.base is None:
+            return None
+        from ..console import notify
+        from ..controllers.bases import find_base
+        from ..training.origin import BaseMode
+
+        base = find_base(
+            self.base,
+            cast(BaseMode, self.base_mode or "add"),
+            found,
+            payload_kg=config.payload_kg,
+            seed=config.seed,
+        )
+        if base.origin.robot_time_s:
+            notify(f"The base was identified in {base.origin.robot_time_s / 60:.1f} min of robot time.")
+        return base
+
     def _origin(self) -> dict[str, Any]:
         """What to start from, as `gather` takes it."""
         if self.topics is not None and not self.data:
@@ -197,9 +236,10 @@ class Train:
 
         return GuardSettings(authority=self.authority)
 
-    def _supervisor(self, robot: Any, stop: Any, ask_at_page: Any) -> Any:
+    def _supervisor(self, robot: Any, stop: Any, ask_at_page: Any, has_base: bool) -> Any:
         """What looks at each new policy before it runs: a guard for a machine, and where somebody wants to be asked."""
         from ..training.approval import ask_by_file, ask_in_terminal
+        from ..training.base_guard import BaseGuard
         from ..training.guard import Guard
         from ..training.parts import NoSupervisor
 
@@ -207,12 +247,13 @@ class Train:
             return stop.requested
 
         if self.approve is None:
-            return Guard(robot.task, self._guard_settings()) if robot.has_authority else NoSupervisor()
-        if self.approve == "page":
-            approve = ask_at_page
+            guard = Guard(robot.task, self._guard_settings()) if robot.has_authority else NoSupervisor()
+        elif self.approve == "page":
+            guard = Guard(robot.task, self._guard_settings(), ask_at_page)
         else:
             approve = ask_in_terminal(stopped) if self.approve == "ask" else ask_by_file(Path(self.approve), stopped)
-        return Guard(robot.task, self._guard_settings(), approve)
+            guard = Guard(robot.task, self._guard_settings(), approve)
+        return BaseGuard(robot.task.spec, guard, gate_authority=self.authority) if has_base else guard
 
     def _page(self, run: Path) -> Any:
         """The live page in a process of its own, if it was asked for."""

@@ -9,7 +9,8 @@ What an engineer would set up by hand, as a procedure:
 
 At every step the joint reference advances along the reference of the tip, by a weighted pseudo-inverse; the redundant
 motion pulls the joints to the middle of their ranges. The speed that each joint needs after its own dead time and lag
-is read off the preview, corrected by the PI controller, and turned into a command by the inverse map.
+is read off the preview, corrected by the PI controller, and turned into a command by the inverse map. The controller
+itself is `firsthand_onboard.base_control.PIBase`.
 """
 
 import math
@@ -18,8 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from firsthand_onboard import ControlSpec, PlanarChain
-from firsthand_onboard.kinematics import chain_jacobian, chain_points
+from firsthand_onboard import ControlSpec, PlanarChain, SpecError
+from firsthand_onboard.base_control import PIBase, check_base
+from firsthand_onboard.features import command_feature
+from firsthand_onboard.kinematics import tracked_output
 
 from ..errors import UserError
 from ..inspection import InspectionSettings, conclude, excite
@@ -34,12 +37,6 @@ INSPECTION_AMPLITUDE = 0.9
 """Share of the command range that identification goes up to: the map has to cover what will be commanded."""
 INSPECTION_OVERRUN = 1.2
 """An inspection takes at most this many times the time that it is given."""
-CENTERING_S = 4.0
-"""Time constant of the pull to the middle of the joints' ranges, in seconds."""
-CREEP = 0.02
-"""Below this share of a joint's highest speed the jump over the dead band is made gradually: less chatter."""
-MARGIN = 0.03
-"""The joint reference keeps this share of the range away from the limits."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +62,6 @@ class Axis:
     def theta_s(self) -> float:
         """Effective dead time: dead time and half of the lag."""
         return self.dead_s + self.lag_s / 2
-
-    def inverse(self, rate: float) -> float:
-        """The command for a speed, as a share of the half range; beyond ±1 for a speed that cannot be had."""
-        size, speed = self.up if rate > 0 else self.down
-        wanted = abs(rate)
-        command = np.interp(wanted, speed, size)
-        if wanted > speed[-1]:
-            command = command * wanted / speed[-1]
-        jump = size[0] * max(1.0 - wanted / (CREEP * self.fastest), 0.0)
-        return float(self.sign * np.sign(rate) * (command - jump))
 
 
 def axis_from_findings(found: ChannelFindings, half_range: float, period_s: float) -> Axis:
@@ -112,33 +99,41 @@ def require_chain(spec: ControlSpec) -> PlanarChain:
     return spec.kinematics
 
 
-@dataclass
-class _Memory:
-    """State of the controller for one robot."""
-
-    reference: np.ndarray
-    """Joint reference."""
-    integral: np.ndarray
-
-
-class PIController:
-    """Commands for a batch of robots with the same axes, from the policy's own inputs.
+def pi_base(spec: ControlSpec, axes: tuple[Axis, ...], factor: float = 1.0) -> PIBase:
+    """The PI controller of a robot with these axes. Raise `UserError` for a robot that it does not fit.
 
     Args:
-        spec: the robot's control specification; its kinematics must be a planar chain.
+        spec: the robot's control specification; its kinematics are a planar chain, or its joints are tracked.
         axes: one per joint, from `identify_axes`.
         factor: the gains, as a multiple of the SIMC rule's.
     """
+    theta = np.asarray([axis.theta_s for axis in axes])
+    longest = max(len(table[0]) for axis in axes for table in (axis.up, axis.down))
+
+    def stack(tables: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        return np.stack([np.pad(np.stack(t), ((0, 0), (0, longest - len(t[0]))), mode="edge") for t in tables])
+
+    base = PIBase(
+        gain=factor / (2 * theta),
+        integral_s=8 * theta,
+        ahead_s=np.asarray([axis.dead_s + axis.lag_s for axis in axes]),
+        sign=np.asarray([axis.sign for axis in axes]),
+        up=stack([axis.up for axis in axes]),
+        down=stack([axis.down for axis in axes]),
+    )
+    try:
+        check_base(spec, base)
+    except SpecError as error:
+        raise UserError(f"{error}.") from None
+    return base
+
+
+class PIController:
+    """Commands for a batch of robots with the same axes, from the policy's own inputs; see `pi_base`."""
 
     def __init__(self, spec: ControlSpec, axes: tuple[Axis, ...], factor: float) -> None:
-        self.spec, self.chain, self.axes = spec, require_chain(spec), axes
-        theta = np.asarray([axis.theta_s for axis in axes])
-        self.gain, self.integral_s = factor / (2 * theta), 8 * theta
-        self.low, self.high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
-        self.middle, self.half = (self.low + self.high) / 2, (self.high - self.low) / 2
-        self.weight = np.asarray([axis.fastest for axis in axes])
-        self.ahead = np.asarray([0, *spec.preview], float) * spec.period_s
-        self.memory: list[_Memory] = []
+        self.spec, self.base = spec, pi_base(spec, axes, factor)
+        self._memories: list[np.ndarray] = []
 
     def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Actions in [-1, 1], a row per robot.
@@ -147,67 +142,21 @@ class PIController:
             seen: what the policy would see, a row per robot.
             first: whether a trajectory begins with this step, one per robot.
         """
-        if len(self.memory) != len(seen):
-            self.memory = [_Memory(np.zeros(0), np.zeros(len(self.axes))) for _ in seen]
+        if len(self._memories) != len(seen):
+            self._memories = [np.asarray(self.base.initial_memory(self.spec)) for _ in seen]
             first = np.ones(len(seen), bool)
         return np.stack([self._one(i, row.astype(float), bool(first[i])) for i, row in enumerate(seen)])
 
     def _one(self, i: int, seen: np.ndarray, first: bool) -> np.ndarray:
-        spec, layout = self.spec, self.spec.layout
-        measured = seen[: layout.num_measured] * np.asarray(spec.scales.measured_scale)
+        spec, size, outputs = self.spec, self.spec.layout.size, self.spec.num_outputs
+        measured = seen[: spec.layout.num_measured] * np.asarray(spec.scales.measured_scale)
         measured = measured + np.asarray(spec.scales.measured_center)
-        position = measured[list(layout.position)]
-        size = layout.size
-        now = chain_points(self.chain, position)[-1] + seen[size : size + 2] * np.asarray(spec.scales.error)
-        motion = seen[size + 2 :].reshape(-1, 2) * np.asarray(spec.scales.preview)
+        now = np.asarray(tracked_output(spec, measured)) + seen[size : size + outputs] * np.asarray(spec.scales.error)
+        motion = seen[size + outputs :].reshape(-1, outputs) * np.asarray(spec.scales.preview)
         points = np.concatenate([now[None], now + motion])
-        memory = self.memory[i]
-        if first:  # a reference begins where the machine is; what the integral has learned of the valves stays
-            memory.reference = np.clip(position, *self._range())
-        for _ in range(2):
-            memory.reference = memory.reference + self._step(
-                memory.reference, now - chain_points(self.chain, memory.reference)[-1]
-            )
-        memory.reference = np.clip(memory.reference + spec.period_s * self._pull(memory.reference), *self._range())
-        error = memory.reference - position
-        feedback = self.gain * (error + memory.integral / self.integral_s)
-        action = np.zeros(len(self.axes))
-        for j, axis in enumerate(self.axes):
-            rate = self._rate_ahead(memory.reference, points, axis.dead_s + axis.lag_s)[j] + feedback[j]
-            action[j] = axis.inverse(rate)
-        free = np.abs(action) < 1.0  # no wind-up: the integral of a saturated joint stands still
-        memory.integral = memory.integral + spec.period_s * np.where(free, error, 0.0)
-        return np.clip(action, -1.0, 1.0)
-
-    def _range(self) -> tuple[np.ndarray, np.ndarray]:
-        margin = MARGIN * (self.high - self.low)
-        return self.low + margin, self.high - margin
-
-    def _inverse(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Jacobian, and its pseudo-inverse weighted by what the joints can do."""
-        jacobian = chain_jacobian(self.chain, position)
-        weighted = jacobian * self.weight**2
-        return jacobian, weighted.T @ np.linalg.inv(jacobian @ weighted.T + 1e-6 * np.eye(2))
-
-    def _step(self, position: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        return self._inverse(position)[1] @ residual
-
-    def _pull(self, position: np.ndarray) -> np.ndarray:
-        """Speeds that leave the tip where it is and draw the joints to the middle of their ranges."""
-        jacobian, inverse = self._inverse(position)
-        wanted = (self.middle - position) / CENTERING_S
-        return wanted - inverse @ (jacobian @ wanted)
-
-    def _rate_ahead(self, position: np.ndarray, points: np.ndarray, ahead_s: float) -> np.ndarray:
-        """The joints' speeds along the reference after a time."""
-        half = 1.5 * self.spec.period_s
-        before, at, after = (
-            np.asarray([np.interp(t, self.ahead, points[:, axis]) for axis in range(2)])
-            for t in (max(ahead_s - half, 0.0), ahead_s, ahead_s + half)
-        )
-        there = np.clip(position + self._step(position, at - points[0]), *self._range())
-        velocity = (after - before) / (ahead_s + half - max(ahead_s - half, 0.0))
-        return self._inverse(there)[1] @ velocity + self._pull(there)
+        memory = self.base.begin(spec, measured, self._memories[i]) if first else self._memories[i]
+        command, self._memories[i] = self.base.step(spec, measured, points, memory)
+        return np.asarray(command_feature(spec, command))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.base_control import BaseControl, NumpyBase, as_type
 from firsthand_onboard.kinematics import tracked_output
 from firsthand_onboard.numpy_observer import Observer
 from firsthand_onboard.observer import (
@@ -29,17 +30,24 @@ LARGE = 100.0
 """Change scales: an innovation of this size is not drawn, also where it would not be clipped."""
 
 
-def tolerance(spec: ControlSpec, layers: Sequence[Layer], *, seed: int = 0) -> float:
+def tolerance(
+    spec: ControlSpec, layers: Sequence[Layer], control: BaseControl | None = None, *, seed: int = 0
+) -> float:
     """How far an export may be from the policy in double precision, in half ranges of the command.
 
     A tip that is computed at metres is off by a rounding step; a trained policy answers it with all its gain. So
     rounding is a policy's own, and it is measured: numpy's single precision against double.
     """
     states, points = random_inputs(spec, SAMPLES, seed)
-    single = NumpyPolicy(spec, layers)
-    found = np.stack([single(state, preview) for state, preview in zip(states, points, strict=True)])
+    base = None if control is None else NumpyBase(spec, control)
+    single = NumpyPolicy(spec, layers, base)
+    found = []
+    for state, preview in zip(states, points, strict=True):
+        single.begin(state, motion=True)
+        found.append(single(state, preview))
+    found = np.stack(found)
     low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
-    off = np.abs(found - exact_commands(spec, layers, states, points)) / ((high - low) / 2)
+    off = np.abs(found - exact_commands(spec, layers, states, points, control)) / ((high - low) / 2)
     return max(LEAST, MARGIN * float(off.max()))
 
 
@@ -62,11 +70,27 @@ def random_inputs(spec: ControlSpec, count: int, seed: int) -> tuple[np.ndarray,
     return states, points.astype(np.float32)
 
 
-def exact_commands(spec: ControlSpec, layers: Sequence[Layer], states: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The policy's commands in double precision, `(count, commands)`."""
+def exact_commands(
+    spec: ControlSpec,
+    layers: Sequence[Layer],
+    states: np.ndarray,
+    points: np.ndarray,
+    control: BaseControl | None = None,
+) -> np.ndarray:
+    """The policy's commands in double precision, `(count, commands)`; a base begins a motion in each state."""
     double = [(np.asarray(w, np.float64), np.asarray(b, np.float64)) for w, b in layers]
     rows = zip(states.astype(np.float64), points.astype(np.float64), strict=True)
+    if control is not None:
+        exact = as_type(control, np.float64)
+        memories = starting_memories(spec, control, states)
+        return np.stack([exact.step(spec, double, *row, memory)[0] for row, memory in zip(rows, memories, strict=True)])
     return np.stack([policy_command(spec, double, state, preview) for state, preview in rows])
+
+
+def starting_memories(spec: ControlSpec, control: BaseControl, states: np.ndarray) -> list[np.ndarray]:
+    """What a base remembers when a motion begins in each state, in double precision."""
+    exact = as_type(control, np.float64)
+    return [exact.restart(spec, state) for state in states.astype(np.float64)]
 
 
 # The observer

@@ -9,10 +9,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from firsthand_onboard import ControlSpec, SelectedOutput, SerialChain
+from firsthand_onboard.base_control import BaseControl
 from firsthand_onboard.numpy_observer import Observer
 from firsthand_onboard.policy import Layer
 
-from .accuracy import exact_commands, random_inputs
+from .accuracy import exact_commands, random_inputs, starting_memories
+from .c_base import (
+    BEGIN,
+    BLEND,
+    START,
+    TRAJECTORY,
+    base_definitions,
+    base_fields,
+    base_source,
+    scaled_layers,
+)
 from .c_observer import observer_definitions, observer_header, observer_source, observer_test
 from .c_values import c_array, c_number, network_calls, network_tables
 from .card import ModelCard
@@ -29,14 +40,20 @@ def identifier(robot: str) -> str:
 
 
 def c_files(
-    spec: ControlSpec, layers: Sequence[Layer], card: ModelCard, observer: Observer | None = None, *, seed: int = 0
+    spec: ControlSpec,
+    layers: Sequence[Layer],
+    card: ModelCard,
+    observer: Observer | None = None,
+    control: BaseControl | None = None,
+    *,
+    seed: int = 0,
 ) -> dict[str, str]:
     """File names and texts: source, header, and a program that checks the test vectors."""
     name = identifier(spec.robot)
     return {
-        f"{name}_policy.h": _header(name, spec, card, observer),
-        f"{name}_policy.c": _source(name, spec, layers, card, observer),
-        f"{name}_policy_test.c": _test(name, spec, layers, card, observer, seed),
+        f"{name}_policy.h": _header(name, spec, card, observer, control),
+        f"{name}_policy.c": _source(name, spec, layers, card, observer, control),
+        f"{name}_policy_test.c": _test(name, spec, layers, card, observer, control, seed),
     }
 
 
@@ -63,14 +80,14 @@ typedef struct {{
     float state[{upper}_STATE];
     float command[{upper}_COMMANDS]; /* applied last */
     int moving;
-}} {name}_memory;
+{base}}} {name}_memory;
 """
 OBSERVED_MEMORY = """/* What the policy remembers between steps: the estimate, and the command. */
 typedef struct {{
     {name}_observer observer;
     float command[{upper}_COMMANDS]; /* applied last */
     int moving;
-}} {name}_memory;
+{base}}} {name}_memory;
 """
 PLAIN_STEP = """\
 /* One control period: from what is measured now and the reference (row 0 now, the others ahead) to the command.
@@ -85,7 +102,9 @@ OBSERVED_STEP = """\
  * remembered. Returns the status. */"""
 
 
-def _header(name: str, spec: ControlSpec, card: ModelCard, observer: Observer | None) -> str:
+def _header(
+    name: str, spec: ControlSpec, card: ModelCard, observer: Observer | None, control: BaseControl | None
+) -> str:
     layout, upper = spec.layout, name.upper()
     memory, step = (PLAIN_MEMORY, PLAIN_STEP) if observer is None else (OBSERVED_MEMORY, OBSERVED_STEP)
     return f"""{_comment(card)}#ifndef {upper}_POLICY_H
@@ -103,7 +122,7 @@ extern "C" {{
 #define {upper}_POINTS {1 + len(spec.preview)} /* of the reference: now and ahead */
 #define {upper}_PERIOD_S {spec.period_s:.9g}
 #define {upper}_HAS_OBSERVER {int(observer is not None)}
-{observer_definitions(name, observer)}
+{observer_definitions(name, observer)}{base_definitions(name, spec, control)}
 /* The status of a step: the sum of what happened in it. */
 #define {upper}_MISSING 1 /* a measurement was missing */
 #define {upper}_NO_COMMAND 2 /* the command is not finite: do not apply it */
@@ -111,7 +130,7 @@ extern "C" {{
 #define {upper}_RESTARTED 8 /* with an observer: the estimate of an entry restarted from its measurement */
 #define {upper}_LOST 16 /* with an observer: a measurement is missing for longer than may be predicted */
 
-{observer_header(name, observer)}{memory.format(name=name, upper=upper)}
+{observer_header(name, observer)}{memory.format(name=name, upper=upper, base=base_fields(name, control))}
 /* Before the first step of a robot that stands still; neutral is the command with which it does. */
 void {name}_begin({name}_memory *memory, const float *measured, const float *neutral);
 
@@ -125,8 +144,10 @@ void {name}_applied({name}_memory *memory, const float *command);
 /* The points of a reference of `length` rows that {name}_step wants at row `step`; held at the last row. */
 void {name}_points(const float *reference, int length, int step, float *points);
 
-/* The bare function from state and points to command; {name}_step calls it. */
-void {name}_evaluate(const float *state, const float *points, float *command);
+{"" if control is None else TRAJECTORY.format(name=name)}\
+/* The bare function from state and points{"" if control is None else " and the base's memory"} to command; \
+{name}_step calls it. */
+void {name}_evaluate(const float *state, const float *points, {_memory_argument(control)}float *command);
 
 #ifdef __cplusplus
 }}
@@ -180,7 +201,7 @@ PLAIN_FUNCTIONS = (
         if (memory->moving) move_on(state, memory->command);
         for (int i = 0; i < MEASURED; i++) state[i] = held[i];
     }}
-    {name}_evaluate(state, points, command);
+{start}    {name}_evaluate(state, points, {base}command);
 """,
 )
 OBSERVED_FUNCTIONS = (
@@ -206,12 +227,25 @@ OBSERVED_FUNCTIONS = (
         }}
         {name}_observer_start(observer, held, memory->command);
     }}
-    {name}_evaluate(observer->state, points, command);
+{start}    {name}_evaluate(observer->state, points, {base}command);
 """,
 )
 
 
-def _source(name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCard, observer: Observer | None) -> str:
+def _memory_argument(control: BaseControl | None) -> str:
+    """The parameter of `evaluate` that a base needs."""
+    return "" if control is None else "float *base, "
+
+
+def _source(
+    name: str,
+    spec: ControlSpec,
+    layers: Sequence[Layer],
+    card: ModelCard,
+    observer: Observer | None,
+    control: BaseControl | None,
+) -> str:
+    layers = scaled_layers(layers, control)
     layout, scales, upper = spec.layout, spec.scales, name.upper()
     low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
     tables = [
@@ -227,6 +261,13 @@ def _source(name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCa
     ]
     outs, calls, source = network_calls("", layers)
     begin, step = PLAIN_FUNCTIONS if observer is None else OBSERVED_FUNCTIONS
+    blend = f"    for (int i = 0; i < COMMANDS; i++) command[i] = middle[i] + half[i] * {source}[i];\n"
+    under, start, given = "", "", ""
+    if control is not None:
+        blend, under, given = BLEND.replace("SOURCE", source), base_source(name, spec, control), "memory->base, "
+        start = START.format(seen="state" if observer is None else "observer->state")
+        stands = "    memory->moving = 0;\n"
+        begin = BEGIN + begin.replace(stands, f"{stands}    memory->base_starts = 2;\n")
     return f"""{_comment(card)}#include "{name}_policy.h"
 
 {_same_policy(name, card)}
@@ -304,22 +345,28 @@ static void tracked_output(const float *state, float *tip)
 {{
 {_tip(spec)}}}
 
-void {name}_evaluate(const float *state, const float *points, float *command)
+/* The policy's input, and the tracked output. */
+static void observe_policy(const float *state, const float *points, float *features, float *tip)
 {{
-    float features[FEATURES], tip[OUTPUTS], {outs};
     int at = robot_features(state, features);
     tracked_output(state, tip);
     for (int i = 0; i < OUTPUTS; i++) features[at++] = (points[i] - tip[i]) / error_scale[i];
     for (int p = 1; p < POINTS; p++)
         for (int i = 0; i < OUTPUTS; i++)
             features[at++] = (points[p * OUTPUTS + i] - points[i]) / motion_scale[i];
-{calls}    for (int i = 0; i < COMMANDS; i++) command[i] = middle[i] + half[i] * {source}[i];
 }}
+
+{under}
+void {name}_evaluate(const float *state, const float *points, {_memory_argument(control)}float *command)
+{{
+    float features[FEATURES], tip[OUTPUTS], {outs};
+    observe_policy(state, points, features, tip);
+{calls}{blend}}}
 
 {"" if observer is None else observer_source(name, spec, observer)}{begin.format(name=name)}
 int {name}_step({name}_memory *memory, const float *measured, const float *points, float *command)
 {{
-{step.format(name=name, upper=upper)}    for (int i = 0; i < COMMANDS; i++)
+{step.format(name=name, upper=upper, start=start, base=given)}    for (int i = 0; i < COMMANDS; i++)
         if (!isfinite(command[i])) status |= {upper}_NO_COMMAND;
     {name}_applied(memory, command);
     return status;
@@ -344,13 +391,27 @@ void {name}_points(const float *reference, int length, int step, float *points)
 
 
 def _test(
-    name: str, spec: ControlSpec, layers: Sequence[Layer], card: ModelCard, observer: Observer | None, seed: int
+    name: str,
+    spec: ControlSpec,
+    layers: Sequence[Layer],
+    card: ModelCard,
+    observer: Observer | None,
+    control: BaseControl | None,
+    seed: int,
 ) -> str:
     upper = name.upper()
     watch, watching = ("", "") if observer is None else observer_test(name, spec, observer, card, VECTORS, seed)
     what = "policy against its test vector" if observer is None else "policy and observer against their test vectors"
     states, points = random_inputs(spec, VECTORS, seed)
-    expected = exact_commands(spec, layers, states, points)
+    expected = exact_commands(spec, layers, states, points, control)
+    memory, before, given = "", "", ""
+    if control is not None:
+        memories = np.stack(starting_memories(spec, control, states))
+        memory = c_array("float", "memories", memories)
+        before = f"""        float base[{upper}_BASE_MEMORY];
+        for (int i = 0; i < {upper}_BASE_MEMORY; i++) base[i] = memories[v * {upper}_BASE_MEMORY + i];
+"""
+        given = "base, "
     low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
     return f"""/* Checks the {what}: cc -std=c99 -O3 {name}_policy.c {name}_policy_test.c -lm */
 #include "{name}_policy.h"
@@ -361,14 +422,15 @@ def _test(
 
 enum {{ VECTORS = {VECTORS} }};
 {c_array("float", "states", states)}{c_array("float", "points", points)}{c_array("float", "expected", expected)}\
-{c_array("float", "half", (high - low) / 2)}{watch}
+{c_array("float", "half", (high - low) / 2)}{memory}{watch}
 int main(void)
 {{
     const double allowed = {card.tolerance:.3g}; /* rounding in single precision */
     double worst = 0.0;
     for (int v = 0; v < VECTORS; v++) {{
         float command[{upper}_COMMANDS];
-        {name}_evaluate(states + v * {upper}_STATE, points + v * {upper}_POINTS * {upper}_OUTPUTS, command);
+{before}        {name}_evaluate(states + v * {upper}_STATE, points + v * {upper}_POINTS * {upper}_OUTPUTS, {given}\
+command);
         for (int i = 0; i < {upper}_COMMANDS; i++) {{
             const double off = fabs(((double)command[i] - expected[v * {upper}_COMMANDS + i]) / half[i]);
             if (!(off <= worst)) worst = off;

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.base_control import BaseControl, kind_of
 from firsthand_onboard.numpy_observer import Observer, observer_arrays, observer_digest
 from firsthand_onboard.policy import Layer
 from firsthand_onboard.policy_file import policy_to_bytes
@@ -52,6 +53,8 @@ class ModelCard:
     """Measurements that are counted on where an angle would jump at ±π."""
     unit: str = METRES.name
     """Of the tracked output."""
+    base: str = ""
+    """The kind of controller that the policy runs on top of; empty where there is none."""
     observer_sha256: str = ""
     """Of the observer alone; empty where there is none, and the policy sees the measurements themselves."""
     observer_max_missing: int = 0
@@ -73,6 +76,7 @@ class ModelCard:
         learned_on: str | None = None,
         angles: Sequence[int] = (),
         observer: Observer | None = None,
+        control: BaseControl | None = None,
     ) -> "ModelCard":
         """The card of a policy. `angles` are entries of the measurement."""
         observed: dict[str, Any] = {}
@@ -96,9 +100,10 @@ class ModelCard:
             command_high=spec.limits.command_high,
             preview=spec.preview,
             outputs=spec.num_outputs,
-            sha256=hashlib.sha256(policy_to_bytes(spec, layers, observer)).hexdigest(),
+            sha256=hashlib.sha256(policy_to_bytes(spec, layers, observer, control)).hexdigest(),
             spec_sha256=spec.digest(),
-            tolerance=tolerance(spec, layers),
+            tolerance=tolerance(spec, layers, control),
+            base="" if control is None else kind_of(control.base),
             angles=tuple(spec.layout.measured[i] for i in angles),
             unit=unit,
             **observed,
@@ -133,6 +138,7 @@ class ModelCard:
             "Commands: " + ", ".join(f"{name} {low:g} to {high:g}" for name, low, high in limits) + ".",
             f"Reference: {self.outputs} coordinates now and {', '.join(map(str, self.preview))} steps ahead.",
             f"Single precision, as in C and ONNX: within {self.tolerance:.2g} of half a command range of double.",
+            *([f"On top of a base ({self.base}), which is part of it."] if self.base else []),
             *self._about_the_observer(),
             f"SHA-256 of specification and weights: {self.sha256}.",
         ]

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from firsthand_onboard import SpecError
+from firsthand_onboard import SerialChain, SpecError
+from firsthand_onboard.base_control import ForeignBase
 from firsthand_onboard.policy_file import policy_to_bytes
 from firsthand_onboard.signing import SUFFIX, SigningKey
 
@@ -25,7 +26,7 @@ Files = dict[str, bytes]
 
 
 def _c(controller: Controller, card: ModelCard) -> Files:
-    files = c_files(controller.spec, controller.policy.layers, card, controller.observer)
+    files = c_files(controller.spec, controller.policy.layers, card, controller.observer, controller.policy.control)
     return {name: text.encode() for name, text in files.items()}
 
 
@@ -38,7 +39,7 @@ def _onnx(controller: Controller, card: ModelCard) -> Files:
 
 
 def _safetensors(controller: Controller, card: ModelCard) -> Files:
-    data = policy_to_bytes(controller.spec, controller.policy.layers, controller.observer)
+    data = policy_to_bytes(controller.spec, controller.policy.layers, controller.observer, controller.policy.control)
     return {f"{identifier(card.robot)}_policy.safetensors": data}
 
 
@@ -100,6 +101,7 @@ def write_export(
             controller, card = controller_and_card(run, episode)
         if needs_observer and controller.observer is None:
             raise UserError(f"the policy of episode {card.episode} of {run.path} ran without an observer.")
+        check_base_export(controller, kind, run)
         with atomic.using(f"the policy of {run.path}"):
             files = POLICY_FORMATS[kind](controller, card)
         # Of an earlier policy, which had an observer.
@@ -115,6 +117,29 @@ def write_export(
         atomic.make_own_folder(folder)
     _write_all(folder, files, obsolete)
     return [folder / name for name in files]
+
+
+BASE_FORMATS = ("c", "safetensors")
+"""Formats that hold a base."""
+
+
+def check_base_export(controller: Controller, kind: str, run: Run) -> None:
+    """Raise `UserError` for a base that the format cannot hold: a policy without its base is another controller."""
+    control = controller.policy.control
+    if control is None:
+        return
+    if isinstance(control.base, ForeignBase):
+        raise UserError(
+            f"the policy of {run.path} runs on top of a function in a file of yours, which no export holds; use it "
+            "from Python."
+        )
+    if kind == "c" and isinstance(controller.spec.kinematics, SerialChain):
+        raise UserError(f"the policy of {run.path} runs on top of a base, which C has for planar robots only.")
+    if kind not in BASE_FORMATS:
+        raise UserError(
+            f"the policy of {run.path} runs on top of a base, which the format {kind} does not hold; export it as "
+            f"{' or '.join(BASE_FORMATS)}."
+        )
 
 
 def _write_all(folder: Path, files: Files, obsolete: Iterable[str]) -> None:
@@ -142,7 +167,9 @@ def controller_and_card(run: Run, episode: int | None) -> tuple[Controller, Mode
     """Policy and observer, and what is known about them."""
     ran = run.kept_episode() if episode is None else episode
     controller = run.kept_policy() if episode is None else run.policy(episode)
-    name = short_name(run.config.robot)
+    name, control = short_name(run.config.robot), controller.policy.control
+    if control is not None and isinstance(control.base, ForeignBase):
+        control = None  # it is not exported either: see `check_base_export`
     errors = {row["episode"]: row["tracking_error"] for row in run.metrics()}
     card = ModelCard.of(
         run.description.spec,
@@ -154,5 +181,6 @@ def controller_and_card(run: Run, episode: int | None) -> tuple[Controller, Mode
         learned_on=f"the learned simulator {name}" if run.description.kind == "learned simulator" else name,
         angles=run.description.angles,
         observer=controller.observer,
+        control=control,
     )
     return controller, card

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from firsthand_onboard import ControlSpec, NumpyController, NumpyObserver, NumpyPolicy
+from firsthand_onboard.base_control import NumpyBase
 from firsthand_onboard.numpy_observer import has_observer, observer_arrays, observer_from_arrays
 from firsthand_onboard.observer import ObserverParameters, ObserverSettings, register_gain, register_taps
 
@@ -80,7 +81,10 @@ class Controller(eqx.Module):
     def for_robot(self) -> NumpyController:
         """The same in numpy, as a robot runs it."""
         spec, single = self.spec, np.float32
-        policy = NumpyPolicy(spec, [(np.asarray(w, single), np.asarray(b, single)) for w, b in self.policy.layers])
+        control = self.policy.control
+        base = None if control is None else NumpyBase(spec, control)
+        layers = [(np.asarray(w, single), np.asarray(b, single)) for w, b in self.policy.layers]
+        policy = NumpyPolicy(spec, layers, base)
         return NumpyController(policy, None if self.observer is None else NumpyObserver.of(spec, self.observer))
 
 

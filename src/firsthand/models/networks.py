@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.base_control import BaseControl, base_arrays, base_from_arrays, has_base
 from firsthand_onboard.observer import predict_change, predict_state, predicted_entries
 from firsthand_onboard.policy import policy_command
 
@@ -26,23 +27,38 @@ def initial_layers(sizes: tuple[int, ...], *, key: PRNGKeyArray, last_gain: floa
 
 
 class Policy(eqx.Module):
-    """π_φ(x, r): the deterministic controller. φ is `layers`; the forward pass is the robot's own."""
+    """π_φ(x, r): the deterministic controller. φ is `layers`; the forward pass is the robot's own.
+
+    On top of a base controller (`firsthand_onboard.base_control`) the policy has a memory m, that of the base. The
+    closed loop's state is then (x, m): the policy is called with it and returns (u, m⁺), the command and the memory for
+    the next step. `agent.memory` makes roll-outs, model and cost of this form.
+    """
 
     layers: Layers
     spec: ControlSpec = eqx.field(static=True)
+    control: BaseControl | None = None
+    """The base, and the policy's authority over it; None without one. Its arrays are not trained."""
 
     @staticmethod
-    def random(spec: ControlSpec, *, key: PRNGKeyArray, last_gain: float = 1.0) -> "Policy":
-        """A policy with random weights."""
+    def random(
+        spec: ControlSpec, *, key: PRNGKeyArray, last_gain: float = 1.0, control: BaseControl | None = None
+    ) -> "Policy":
+        """A policy with random weights. On top of a base the last layer is zero: the commands are the base's."""
         sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
-        return Policy(initial_layers(sizes, key=key, last_gain=last_gain), spec)
+        layers = initial_layers(sizes, key=key, last_gain=0.0 if control is not None else last_gain)
+        return Policy(layers, spec, control)
+
+    @property
+    def memory_size(self) -> int:
+        """How many numbers the base remembers; 0 without one."""
+        return 0 if self.control is None else self.control.memory_size(self.spec)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The weights as named arrays, for a file."""
         named = {}
         for i, (weight, bias) in enumerate(self.layers):
             named[f"policy.{i}.weight"], named[f"policy.{i}.bias"] = np.asarray(weight), np.asarray(bias)
-        return named
+        return named if self.control is None else {**named, **base_arrays(self.control)}
 
     @staticmethod
     def from_arrays(spec: ControlSpec, arrays: Mapping[str, np.ndarray]) -> "Policy":
@@ -51,13 +67,37 @@ class Policy(eqx.Module):
             (jnp.asarray(arrays[f"policy.{i}.weight"]), jnp.asarray(arrays[f"policy.{i}.bias"]))
             for i in range(len(spec.policy.hidden) + 1)
         )
-        return Policy(layers, spec)
+        control = jax.tree.map(jnp.asarray, base_from_arrays(spec, arrays)) if has_base(arrays) else None
+        return Policy(layers, spec, control)
 
     def __call__(
         self, state: Float[Array, " state"], preview: Float[Array, "points outputs"]
     ) -> Float[Array, " commands"]:
-        """The command in this state with this reference preview."""
-        return policy_command(self.spec, self.layers, state, preview)
+        """The command in this state with this reference preview; with a base, (u, m⁺) in the state (x, m)."""
+        if self.control is None:
+            return policy_command(self.spec, self.layers, state, preview)
+        size = self.spec.layout.size
+        return jnp.concat(self.step(state[:size], preview, state[size:]))
+
+    def begin(self, state: Float[Array, " state"], memory: Float[Array, " memory"] | None = None):
+        """The memory when a trajectory begins, after the one before it ended with `memory`; None for a new motion."""
+        if self.control is None:
+            return jnp.zeros(0, state.dtype)
+        if memory is None:
+            return self.control.restart(self.spec, state)
+        return self.control.begin(self.spec, state, memory)
+
+    def step(
+        self,
+        state: Float[Array, " state"],
+        preview: Float[Array, "points outputs"],
+        memory: Float[Array, " memory"],
+    ) -> tuple[Float[Array, " commands"], Float[Array, " memory"]]:
+        """The command, and the memory for the next step; without a base it is empty."""
+        if self.control is None:
+            return policy_command(self.spec, self.layers, state, preview), memory
+        control = jax.lax.stop_gradient(self.control)
+        return control.step(self.spec, self.layers, state, preview, memory)
 
 
 class Dynamics(eqx.Module):

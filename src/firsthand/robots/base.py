@@ -43,6 +43,8 @@ class EpisodeRecord:
     """What exact sensors would have shown, where that is known: errors are counted on it, nothing learns from it."""
     restarts: Float[np.ndarray, "trajectories measured"] | None = None
     """How often the observer restarted each entry from its measurement; None where none ran."""
+    memory: Float[np.ndarray, "trajectories memory"] | None = None
+    """What the policy's base remembered at the start of each trajectory; None where the policy has none."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The record as named arrays, for a file."""
@@ -114,21 +116,23 @@ class EpisodeRecord:
         references: Any,
         truth: Any | None = None,
         restarts: Any | None = None,
+        memory: Any | None = None,
     ) -> "EpisodeRecord":
         """A record in which every step happened and every command was the policy's own."""
         starts, measured, commands, references = (
             np.asarray(part, np.float32) for part in (starts, measured, commands, references)
         )
         free = np.ones(commands.shape, bool)
-        true, restarted = (None if part is None else np.asarray(part, np.float32) for part in (truth, restarts))
-        return EpisodeRecord(starts, measured, commands, references, free, free[..., 0].copy(), true, restarted)
+        more = (None if part is None else np.asarray(part, np.float32) for part in (truth, restarts, memory))
+        return EpisodeRecord(starts, measured, commands, references, free, free[..., 0].copy(), *more)
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, np.ndarray]) -> "EpisodeRecord":
         """The record from named arrays; others are ignored."""
-        optional = ("truth", "restarts")
+        optional = ("truth", "restarts", "memory")
         required = {name: arrays[name] for name in EpisodeRecord.__dataclass_fields__ if name not in optional}
-        return EpisodeRecord(**required, truth=arrays.get("truth"), restarts=arrays.get("restarts"))
+        truth, restarts, memory = (arrays.get(name) for name in optional)
+        return EpisodeRecord(**required, truth=truth, restarts=restarts, memory=memory)
 
 
 def preview_indices(spec: ControlSpec, steps: int) -> np.ndarray:

@@ -102,6 +102,7 @@ class Trajectory:
         self.commands = np.repeat(neutral(spec)[None], steps, axis=0)
         self.valid: Bool[np.ndarray, " steps"] = np.zeros(steps, bool)
         self.restarts: Float[np.ndarray, " measured"] | None = None
+        self.memory: Float[np.ndarray, " memory"] | None = None
 
     def add(
         self,
@@ -131,6 +132,7 @@ def as_record(trajectories: Sequence[Trajectory], *, knows_truth: bool) -> Episo
         valid=stacked("valid"),
         truth=stacked("truth") if knows_truth else None,
         restarts=stacked("restarts") if all(t.restarts is not None for t in trajectories) else None,
+        memory=stacked("memory") if all(t.memory is not None for t in trajectories) else None,
     )
 
 
@@ -382,14 +384,18 @@ class GymnasiumRobot(AbstractRobot):
         driver, run = self.driver, as_controller(policy).for_robot()
         driver.watch(run.observer)
         trajectories: list[Trajectory] = []
+        motion = True
         for i, goal in enumerate(goals):
             if self.before_trajectory is not None and self._failure is None and self.before_trajectory():
                 driver.watch(run.observer)
+                motion = True
             driver.turn_back()
             measured = driver.measured() if run.observer is None else run.observer.trust(driver.measured())
             points = build_reference(self.task.spec, measured, goal.astype(np.float32)).astype(np.float32)
             trajectory = driver.begin(points)
+            trajectory.memory = run.policy.begin(driver.seen, motion=motion)
             trajectories.append(trajectory)
+            motion = False
             if self._failure is not None:
                 continue
             try:
@@ -404,6 +410,7 @@ class GymnasiumRobot(AbstractRobot):
                 if outcome is not Outcome.GOING:
                     self._count(outcome, driver)
                     self._recover(driver, outcome)
+                    motion = True
             except RobotFailed as failure:
                 where = f"in trajectory {i + 1}, step {trajectory.done + 1} of an episode"
                 self._failure = RobotFailed(f"{str(failure).removesuffix('.')} ({where}).")
@@ -493,6 +500,7 @@ class GymnasiumRobot(AbstractRobot):
         if not driver.place(np.asarray(reference.start, float)):
             for _ in range(MAX_APPROACHES):
                 points = approach(spec, driver.measured(), reference)
+                run.policy.begin(driver.seen, motion=True)
                 if track(driver, run, driver.begin(points)) is Outcome.GOING:
                     break
                 driver.reset()
@@ -500,6 +508,7 @@ class GymnasiumRobot(AbstractRobot):
         driver.watch(run.observer)
         points = np.concatenate([reference.points, np.repeat(reference.points[-1:], spec.preview[-1], axis=0)])
         trajectory = driver.begin(points.astype(np.float32))
+        run.policy.begin(driver.seen, motion=True)
         outcome = track(driver, run, trajectory, stop_at_limits=self.task.stop_at_limits)
         if outcome is not Outcome.GOING:
             self._count(outcome, driver)

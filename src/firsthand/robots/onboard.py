@@ -132,8 +132,7 @@ def as_record(trajectories: Sequence[Arrays]) -> EpisodeRecord:
     """Trajectories of an executor as training wants them."""
     names = {"start": "starts", "reference": "references"}
     fields = ["start", "measured", "commands", "reference", "free", "valid"]
-    if all("restarts" in trajectory for trajectory in trajectories):
-        fields.append("restarts")
+    fields += [name for name in ("restarts", "memory") if all(name in trajectory for trajectory in trajectories)]
     return EpisodeRecord(
         **{names.get(name, name): np.stack([np.asarray(t[name]) for t in trajectories]) for name in fields}
     )

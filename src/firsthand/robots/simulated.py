@@ -22,28 +22,29 @@ from .base import AbstractRobot, EpisodeRecord, neutral, preview_indices
 def track(plant: AbstractPlant, policy, spec: ControlSpec, start, points, excitation=None, *, key: PRNGKeyArray):
     """Follow one reference. `start` is (plant state, state vector); returns the end, and y, u, truth at every step.
 
-    With an observer, start and end have its `ObserverState` as a third part; without that it begins a motion here.
+    Start and end have what the controller carries as a third part (`start_controller`); without that it begins a motion
+    here.
     """
     policy, observer = _split(policy)
-    if observer is not None and len(start) == 2:
-        start = (*start, start_motion(spec, start[1]))
+    if len(start) == 2:
+        start = (*start, start_controller(policy, observer, spec, start[1]))
     low, high = jnp.asarray(spec.limits.command_low), jnp.asarray(spec.limits.command_high)
     steps = points.shape[0] - spec.preview[-1]
     previews = points[preview_indices(spec, steps)]
 
     def step(carry, inputs):
-        plant_state, state, *estimate = carry
+        plant_state, state, (estimate, memory) = carry
         preview, step_key, extra = inputs
-        command = policy(estimate[0].state if estimate else state, preview)
+        command, memory = _command(policy, state if estimate is None else estimate.state, preview, memory)
         if extra is not None:
             command = jnp.clip(command + extra, low, high)
         dynamics_key, sensor_key = jax.random.split(step_key)
         plant_state = plant.step(plant_state, command, key=dynamics_key)
         measured = plant.measure(plant_state, key=sensor_key)
         state = next_state(spec.layout, state, command, measured)
-        if observer is not None:
-            estimate = [observe(spec, observer.parameters, observer.settings, estimate[0], command, measured)]
-        return (plant_state, state, *estimate), (measured, command, plant.truth(plant_state))
+        if observer is not None and estimate is not None:
+            estimate = observe(spec, observer.parameters, observer.settings, estimate, command, measured)
+        return (plant_state, state, (estimate, memory)), (measured, command, plant.truth(plant_state))
 
     inputs = (previews, jax.random.split(key, steps), excitation)
     end, (measured, commands, truth) = jax.lax.scan(step, start, inputs)
@@ -68,26 +69,49 @@ def run_trajectories(plant: AbstractPlant, policy, spec: ControlSpec, start, goa
     """One trajectory after the other, each from where the last ended.
 
     Returns the end, and starts, y, u, references and truth of every trajectory; with an observer also how often it
-    restarted each entry. The observer begins with the first trajectory; the starts are its estimates.
+    restarted each entry, and with a base what it remembered at the start, None otherwise. Both begin with the first
+    trajectory; with an observer the starts are its estimates.
     """
-    observer = _split(policy)[1]
+    runs, observer = _split(policy)
 
     def trajectory(carry, inputs):
         goal, extra, trajectory_key = inputs
-        first = carry
-        measured = measured_part(spec.layout, first[1])
+        plant_state, state, (estimate, memory) = carry
+        measured, seen = measured_part(spec.layout, state), state
         if observer is not None:
-            measured = trusted_measurement(spec, observer.parameters, observer.settings, first[2].state, measured)
+            measured = trusted_measurement(spec, observer.parameters, observer.settings, estimate.state, measured)
+            seen = estimate.state
+        if memory is not None:
+            memory = runs.begin(seen, memory)
         points = build_reference(spec, measured, goal)
+        carry = (plant_state, state, (estimate, memory))
         carry, measured, commands, truth = track(plant, policy, spec, carry, points, extra, key=trajectory_key)
-        if observer is None:
-            return carry, (first[1], measured, commands, points, truth)
-        return carry, (first[2].state, measured, commands, points, truth, carry[2].restarts - first[2].restarts)
+        restarts = None if estimate is None else carry[2][0].restarts - estimate.restarts
+        return carry, (seen, measured, commands, points, truth, restarts, memory)
 
-    if observer is not None:
-        start = (*start, start_motion(spec, start[1]))
+    start = (*start, start_controller(runs, observer, spec, start[1]))
     end, played = jax.lax.scan(trajectory, start, (goals, excitation, jax.random.split(key, goals.shape[0])))
     return end[:2], played
+
+
+def start_controller(policy, observer, spec: ControlSpec, state) -> tuple[Any, Any]:
+    """What a controller carries from step to step when a motion begins: its estimate and its base's memory.
+
+    Each is None where there is no such thing.
+    """
+    estimate = None if observer is None else start_motion(spec, state)
+    if not _has_base(policy):
+        return estimate, None
+    return estimate, policy.begin(state if estimate is None else estimate.state)
+
+
+def _has_base(policy) -> bool:
+    return isinstance(policy, Policy) and policy.control is not None
+
+
+def _command(policy, seen, preview, memory):
+    """The command, and what the base remembers then."""
+    return (policy(seen, preview), None) if memory is None else policy.step(seen, preview, memory)
 
 
 def _split(policy):

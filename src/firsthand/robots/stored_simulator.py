@@ -161,8 +161,13 @@ class LearnedRobot(SimulatedRobot):
     def run_episode(self, policy: Policy | Controller, goals: Any, excitation: Any = None) -> EpisodeRecord:
         """As any simulation; also finds where the ensemble disagrees."""
         record = super().run_episode(policy, goals, excitation)
-        self.doubt = np.asarray(_doubt_along(self.networks, record.best_known, record.commands))
+        self.find_doubt(record.best_known, record.commands)
         return record
+
+    def find_doubt(self, measured: np.ndarray, commands: np.ndarray) -> np.ndarray:
+        """The ensemble's disagreement in every step of these trajectories; the newest are remembered."""
+        self.doubt = np.asarray(_doubt_along(self.networks, measured, commands))
+        return self.doubt
 
     def notes(self) -> list[str]:
         """How much of the last episode lies where the log says little."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..agent import Settings
 from ..errors import UserError
-from .origin import InitFrom, TakenLog
+from .origin import BaseOrigin, InitFrom, TakenLog
 from .presets import EPISODES, preset
 
 MAX_EPISODES = 100_000
@@ -37,6 +37,8 @@ class TrainingConfig:
     """The run whose model, policy or both this one begins with."""
     data: tuple[TakenLog, ...] = ()
     """Logs that are in the buffer before the first episode."""
+    base: BaseOrigin | None = None
+    """The controller that the policy is learned on top of."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.episodes <= MAX_EPISODES:
@@ -71,7 +73,7 @@ class TrainingConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for config.json."""
         data = dataclasses.asdict(self)
-        return {name: value for name, value in data.items() if name not in ("init_from", "data") or value}
+        return {name: value for name, value in data.items() if name not in ("init_from", "data", "base") or value}
 
     @staticmethod
     def from_dict(data: dict[str, Any], where: str = "config.json") -> "TrainingConfig":
@@ -84,12 +86,13 @@ class TrainingConfig:
                 "with the version that its provenance names."
             )
         try:
-            separate = ("settings", "init_from", "data")
+            separate = ("settings", "init_from", "data", "base")
             fields = {f.name: data[f.name] for f in dataclasses.fields(TrainingConfig) if f.name not in separate}
             if not isinstance(fields["robot"], str):
                 raise UserError(f"robot is {fields['robot']!r}, but must be text")
             fields["init_from"] = InitFrom(**data["init_from"]) if data.get("init_from") else None
             fields["data"] = tuple(TakenLog(**log) for log in data.get("data", ()))
+            fields["base"] = BaseOrigin(**data["base"]) if data.get("base") else None
             return TrainingConfig(settings=Settings.from_dict(data["settings"]), **fields)
         except KeyError as error:
             why = f"the field {error} is missing"

@@ -12,6 +12,7 @@ from firsthand_onboard.kinematics import output_error, tracked_output
 
 from ..agent import Rollout
 from ..agent.corrected_model import command_deviation, make_rollout_inputs, predict_rollout
+from ..agent.memory import loop_dynamics
 from ..models import Controller, Dynamics, Policy, as_controller
 from ..units import METRES, Unit
 
@@ -57,7 +58,8 @@ def forecast(
 def _forecast(
     policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout, before: Rollout
 ) -> tuple[Any, Any, Any]:
-    inputs = make_rollout_inputs(dynamics, rollout, None)
+    model = loop_dynamics(policy, dynamics)
+    inputs = make_rollout_inputs(model, rollout, None)
     states, count = rollout.states[:, :-1], inputs.valid.sum()
     new = jax.vmap(jax.vmap(policy))(states, rollout.previews)
     old = jax.vmap(jax.vmap(ran))(before.states[:, :-1], rollout.previews)
@@ -71,7 +73,7 @@ def _forecast(
         return jnp.where(count > 0, distance.sum() / jnp.maximum(count, 1), jnp.nan)
 
     change = jnp.where(count > 0, command_deviation(policy, new, old, inputs), jnp.nan)
-    return change, error(predict_rollout(policy, dynamics, inputs).states[:, :-1]), error(states)
+    return change, error(predict_rollout(policy, model, inputs).states[:, :-1]), error(states)
 
 
 def interpolate(old: Controller, new: Controller, share: float) -> Controller:

@@ -20,6 +20,7 @@ from ..agent import LearnerState, Rollout
 from ..agent.agent import see_rollout
 from ..agent.buffer import Buffer
 from ..agent.estimation import in_use, innovations
+from ..agent.memory import loop_dynamics
 from ..agent.windows import NORMAL_OVER_MEDIAN, find_sound
 from ..models import Observer
 from ..optim.rollout import DynamicsFunction, PolicyFunction
@@ -104,7 +105,7 @@ def diagnose(
 
     forecast_error = share(new.forecast, far)
     return Health(
-        closed_loop_growth=closed_loop_growth(before.policy, after.dynamics, seen),
+        closed_loop_growth=closed_loop_growth(before.policy, loop_dynamics(before.policy, after.dynamics), seen),
         innovation_size=size / jnp.maximum(usual, least),
         innovation_correlation=jnp.where(size > least, lag_one_correlation(new.one_step), jnp.nan),
         one_step_error_ratio=share(new.one_step, near) / share(learned.one_step, near),

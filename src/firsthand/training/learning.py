@@ -21,11 +21,12 @@ from firsthand_onboard.signals import find_spikes, find_stuck_sensors, is_plausi
 from ..agent import Agent, AgentState, Experience, ImaginedStarts, LearnerState, Rollout, Settings, Update, append
 from ..agent.buffer import Buffer, make_room
 from ..agent.estimation import Estimation, estimate_rollout
+from ..agent.memory import add_memory
 from ..agent.settings import ExcitationSettings
 from ..agent.track_record import change_length
 from ..evaluation import tracking_metrics
 from ..evaluation.metrics import command_effect, saturation
-from ..models import Controller
+from ..models import Controller, Policy
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
@@ -88,13 +89,19 @@ def as_rollout(spec: ControlSpec, record: EpisodeRecord) -> Rollout:
 
 
 def as_seen(controller: Controller, record: EpisodeRecord) -> Rollout:
-    """The record as this policy would have seen it: through its observer, or as the plain register."""
+    """The record as this policy would have seen it: through its observer, or as the plain register.
+
+    With a base its memory is part of the states; see `agent.memory`.
+    """
     if controller.observer is None:
-        return as_rollout(controller.spec, record)
-    return _estimate(controller.observer, read_record(controller.spec, record)[0])
+        seen = as_rollout(controller.spec, record)
+    else:
+        seen = _estimate(controller.observer, read_record(controller.spec, record)[0])
+    memory = None if record.memory is None else jnp.asarray(record.memory)
+    return seen if controller.policy.control is None else _add_memory(controller.policy, seen, memory)
 
 
-_estimate = eqx.filter_jit(estimate_rollout)
+_estimate, _add_memory = eqx.filter_jit(estimate_rollout), eqx.filter_jit(add_memory)
 
 
 def read_record(spec: ControlSpec, record: EpisodeRecord) -> tuple[Rollout, Bool[Array, "trajectories steps"]]:
@@ -193,7 +200,9 @@ def prepare_experience(
 
     own = draw(practice) if practice else None
     first, more = draw(few), draw(settings.imagined_trajectories - few)
-    return Experience(rollout, first if first is None or more is None else first.concat(more), own, sound)
+    imagined = first if first is None or more is None else first.concat(more)
+    memory = None if record.memory is None else jnp.asarray(record.memory)
+    return Experience(rollout, imagined, own, sound, memory)
 
 
 def visited_states(
@@ -264,7 +273,30 @@ def with_policy(state: LearnerState, policy: Controller) -> LearnerState:
 
     The observer that it ran with is not taken over: the learner goes on with its own.
     """
+    policy = on_base_of(policy, state.policy)
     return dataclasses.replace(state, policy=policy.policy, expected_cost=jnp.full_like(state.expected_cost, jnp.nan))
+
+
+def on_base_of(controller: Controller, other: Policy) -> Controller:
+    """The same controller on the base of another policy: one that was read from a file may lack the user's function."""
+    if controller.policy.control is None or other.control is None:
+        return controller
+    return dataclasses.replace(controller, policy=dataclasses.replace(controller.policy, control=other.control))
+
+
+def with_authority_of(state: LearnerState, policy: Controller) -> LearnerState:
+    """The same learner, whose policy has the authority over its base that `policy` runs with.
+
+    The learner never counts with none at all: it would have no gradient to follow.
+    """
+    control = policy.policy.control
+    if control is None or state.policy.control is None:
+        return state
+    values = jnp.maximum(control.authority, MIN_LEARNING_AUTHORITY), control.error_limit
+    return eqx.tree_at(lambda s: (s.policy.control.authority, s.policy.control.error_limit), state, values)
+
+
+MIN_LEARNING_AUTHORITY = 0.05
 
 
 def observer_metrics(estimation: Estimation | None, record: EpisodeRecord) -> dict[str, Any]:

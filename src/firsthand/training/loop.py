@@ -20,9 +20,10 @@ from ..robots import AbstractRobot
 from ..robots.base import EpisodeAbandoned
 from ..robots.earned import authority_metrics
 from ..standstill import WINDOW, find_standstill
+from .base_guard import base_metrics
 from .config import TrainingConfig
 from .horizon import Horizon
-from .learning import Learner, episode_metrics, plan_episode, with_policy
+from .learning import Learner, episode_metrics, plan_episode, with_authority_of, with_policy
 from .parts import (
     AbstractControl,
     AbstractRecorder,
@@ -73,7 +74,14 @@ class Trainer:
         self.recorder = recorder or MemoryRecorder()
         self.supervisor, self.control = supervisor or NoSupervisor(), control or NoControl()
         self.callbacks, self.prior, self.stop = CallbackList(callbacks), prior or Prior(), stop or StopRequest()
-        self.state = self.prior.initial(LearnerState.random(self.task.spec, config.settings, seed=config.seed))
+        self.state = self.prior.initial(
+            LearnerState.random(
+                self.task.spec,
+                config.settings,
+                seed=config.seed,
+                control=None if self.prior.base is None else self.prior.base.control,
+            )
+        )
         transitions = self.task.trajectories * self.task.steps
         capacity, of_logs = config.episodes * transitions, config.settings.model.log_episodes * transitions
         buffer = self.prior.buffer(self.task, min(capacity, FIRST_CAPACITY), of_logs)
@@ -117,6 +125,7 @@ class Trainer:
         self._chosen_by_operator, self._operators_policy = False, None
         metrics = episode_metrics(self.episode, self.robot, record, self.state, update)
         metrics |= {"horizon": horizon, "early_ends": self.horizon.update(record), "update_time_s": update_time_s}
+        metrics |= base_metrics(self.task.spec, policy, record)
         if self.robot.has_authority:
             metrics |= authority_metrics(
                 self.robot.machine_id, self.recorder.identity, self.episode, self.robot.authority
@@ -156,6 +165,7 @@ class Trainer:
             self.callbacks.notify(decision.reason)
         if not decision.prediction_holds:
             self.state = with_policy(self.state, decision.policy)
+        self.state = with_authority_of(self.state, decision.policy)
         if decision.authority is not None and self.robot.has_authority:
             self.robot.authority = decision.authority
         self.callbacks.before_episode(self.episode + 1)

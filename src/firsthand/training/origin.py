@@ -36,6 +36,29 @@ class InitFrom:
         return self.parts in ("policy", "both")
 
 
+BaseMode = Literal["add", "target"]
+"""Whether the learned part is added to the base's command, or moves the target that the base follows."""
+
+
+@dataclass(frozen=True)
+class BaseOrigin:
+    """The controller that a run learns on top of."""
+
+    name: str
+    """`pi`, `reference`, `FILE.py:FUNCTION`, or the path of a run or an exported policy."""
+    mode: BaseMode = "add"
+    """How the learned part acts."""
+    sha256: str = ""
+    """SHA-256 of its file, where it has one."""
+    robot_time_s: float = 0.0
+    """How long the robot was moved to identify it."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(BaseMode):
+            known = ", ".join(get_args(BaseMode))
+            raise UserError(f"base-mode is {self.mode!r}, but must be one of {known}.")
+
+
 @dataclass(frozen=True)
 class TakenLog:
     """A log whose transitions were in the buffer before the first episode."""

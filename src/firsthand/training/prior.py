@@ -26,6 +26,8 @@ from ..runs import RunFolder, packed
 from ..runs.packed import Arrays
 from ..runs.pytrees import from_arrays
 from ..tasks import Task
+from .bases import FILE as BASE
+from .bases import Base
 from .config import TrainingConfig
 from .learning import draw_imagined_starts, measurement_at_rest
 from .origin import InitFrom, Parts, TakenLog, check_parts
@@ -49,6 +51,8 @@ class Prior:
     """The transitions of each log."""
     notes: tuple[str, ...] = ()
     """What the user should know about it."""
+    base: Base | None = None
+    """The controller that the policy is learned on top of."""
 
     @property
     def rows(self) -> int:
@@ -57,7 +61,12 @@ class Prior:
 
     @cached_property
     def has_seen_motion(self) -> bool:
-        """Whether the model knows motion already, so that the first episodes need no random commands."""
+        """Whether the model knows motion already, so that the first episodes need no random commands.
+
+        On top of a base they are small, and stay: a log of the base alone shows nothing beside what the base does.
+        """
+        if self.base is not None:
+            return False
         return bool(self.rows) or (self.init is not None and self.init.takes_model)
 
     def files(self) -> dict[str, bytes]:
@@ -65,19 +74,21 @@ class Prior:
         files = {}
         if self.init is not None and self.weights is not None:
             files[WEIGHTS] = packed.pack(self.weights, asdict(self.init))
+        if self.base is not None:
+            files[BASE] = self.base.packed()
         for i, (log, rows) in enumerate(zip(self.logs, self.taken, strict=True)):
             files[_file(i)] = packed.pack(rows._asdict(), asdict(log))
         return files
 
     @staticmethod
-    def of_run(run: RunFolder, config: TrainingConfig) -> "Prior":
-        """What a run that is resumed started from, as it was kept."""
+    def of_run(run: RunFolder, config: TrainingConfig, base: Base | None = None) -> "Prior":
+        """What a run that is resumed started from, as it was kept; `base` is its base (`Base.of_run`)."""
         weights = None
         if config.init_from is not None:
             weights = _load_data(run, WEIGHTS, asdict(config.init_from))
         kept = [_load_data(run, _file(i), asdict(log)) for i, log in enumerate(config.data)]
         taken = tuple(Transitions(**arrays) for arrays in kept)
-        return Prior(config.init_from, weights, config.data, taken)
+        return Prior(config.init_from, weights, config.data, taken, base=base)
 
     def initial(self, state: LearnerState) -> LearnerState:
         """The learner's first state, with the other run's weights in place."""
@@ -112,7 +123,8 @@ class Prior:
 
         The model takes as many Adam steps as it would have if the robot had gathered the same data, but at most
         `model.log_rounds` episodes' worth. The policy practises in `imagination.practice_episodes` imagined episodes;
-        the paper's algorithm, which imagines nothing, leaves that out.
+        the paper's algorithm, which imagines nothing, leaves that out. On top of a base nothing is practised: the first
+        episode is the base's.
         """
         if not self.rows:
             return state
@@ -123,7 +135,7 @@ class Prior:
             key, batch_key = jax.random.split(state.key)
             dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, settings, key=batch_key)
             state = eqx.tree_at(lambda s: s.key, state.with_dynamics(dynamics, optimizer), key)
-        trained = self.init is not None and self.init.takes_policy
+        trained = self.base is not None or (self.init is not None and self.init.takes_policy)
         if report is None or not bool(report.accepted) or trained or not settings.imagination.trajectories:
             return state
         return practice_on_model(state, buffer, task, settings, np.random.default_rng([seed, 0xDA7A]))

@@ -1,6 +1,7 @@
 """A finished or running run, read back. Reading needs neither the robot nor its file, and runs none of its code."""
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from firsthand_onboard.base_control import SHARED_ARRAYS, BaseControl, ForeignBase, ReferenceBase, base_arrays
 from firsthand_onboard.observer import ObserverParameters, ObserverSettings
 
 from ..console import notify
@@ -18,16 +20,21 @@ from ..evaluation import Evaluation, evaluate
 from ..evaluation.oracle import OracleResult
 from ..models import Controller, Observer
 from ..robots import AbstractRobot, EpisodeRecord
+from ..robots.base_file import load_function_base
 from ..robots.description import RobotDescription, spec_difference
 from ..robots.earned import is_earned
 from ..robots.registry import NamedRobot, find_robot
 from ..robots.user_file import robot_file_notes
 from ..runs import RunFolder, atomic
 from ..tasks.base import EvaluationReference
+from .bases import FILE as BASE_FILE
+from .bases import Base
 from .config import TrainingConfig
 
 CHECKPOINT_POLICY = "learner.policy.layers."
 """How the names of the policy's arrays begin in a checkpoint."""
+CHECKPOINT_CONTROL = "learner.policy.control."
+"""How the names of what belongs to its base begin."""
 CHECKPOINT_ESTIMATION = "learner.estimation."
 """How the names of what belongs to the observer begin."""
 
@@ -124,6 +131,12 @@ class Run:
         named = {}
         for i, (weight, bias) in enumerate(layers(CHECKPOINT_POLICY)):
             named[f"policy.{i}.weight"], named[f"policy.{i}.bias"] = weight, bias
+        if self.config.base is not None:
+            chosen = [stored[f"{CHECKPOINT_CONTROL}{name}"] for name in ("authority", "error_limit")]
+            outer = base_arrays(BaseControl(ReferenceBase(), *chosen))
+            if self.config.base.mode == "add":
+                outer = {**self.folder.load_data(BASE_FILE)[0], **{name: outer[name] for name in SHARED_ARRAYS}}
+            named |= outer
         if not stored.get(f"{CHECKPOINT_ESTIMATION}active", False):
             return named
         prefix, chosen = f"{CHECKPOINT_ESTIMATION}observer.parameters.", self.config.settings.observer
@@ -173,9 +186,20 @@ class Run:
 
     def evaluate(self, robot: AbstractRobot, episode: int, oracle: OracleResult | None = None) -> Evaluation:
         """Let the robot follow the evaluation references with the policy of an episode, and keep what came out."""
-        result = evaluate(robot, self.policy(episode))
+        result = evaluate(robot, self.runnable(self.policy(episode)))
         self.save_evaluation(episode, result, oracle)
         return result
+
+    def runnable(self, controller: Controller) -> Controller:
+        """The same with the function of the user's file in place, where the run's base is one.
+
+        Reading a run does not run that file; this does, if the user has allowed it.
+        """
+        control = controller.policy.control
+        if control is None or not isinstance(control.base, ForeignBase) or self.config.base is None:
+            return controller
+        control = control._replace(base=load_function_base(self.config.base.name, self.description.spec))
+        return dataclasses.replace(controller, policy=dataclasses.replace(controller.policy, control=control))
 
     def find_robot(self) -> NamedRobot:
         """The run's own robot. Its file is run if this user has allowed that; `UserError` otherwise."""
@@ -185,7 +209,14 @@ class Run:
                 f"The robot of {self.path} is in {file.path}, which does not exist any more; name it where it is now: "
                 "--robot FILE.py:NAME."
             )
-        return find_robot(self.config.robot, sensors=self.config.sensors)
+        return self.as_driven(find_robot(self.config.robot, sensors=self.config.sensors))
+
+    def as_driven(self, found: NamedRobot) -> NamedRobot:
+        """The robot as the run's policy drives it: with the base inside, where the policy moves its target."""
+        origin = self.config.base
+        if origin is None or origin.mode != "target":
+            return found
+        return Base.of_run(self.folder, origin, found.task.spec).put_inside(found)
 
     def make_robot(self, found: NamedRobot) -> AbstractRobot:
         """The robot that was found, as the run's: with its payload, and on a machine with the range that it has earned.
@@ -239,14 +270,14 @@ class Run:
 def check_policy_types(arrays: Mapping[str, np.ndarray]) -> None:
     """Raise `ValueError` where a policy or an observer is not made of real numbers."""
     for name, array in arrays.items():
-        if name.startswith(("policy.", "observer.")) and array.dtype.kind not in "fiub":
+        if name.startswith(("policy.", "observer.", "base.")) and array.dtype.kind not in "fiub":
             raise ValueError(f"{name} has the type {array.dtype}, but must hold real numbers")
 
 
 def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of policy and observer among named arrays."""
     digest = hashlib.sha256()
-    for name in sorted(name for name in arrays if name.startswith(("policy.", "observer."))):
+    for name in sorted(name for name in arrays if name.startswith(("policy.", "observer.", "base."))):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from ...runs import atomic
 from ...runs.packed import DamagedFile, unpack
 from ...runs.pytrees import from_arrays
 from ..config import TrainingConfig
-from ..learning import with_policy
+from ..learning import on_base_of, with_policy
 from ..parts import AbstractRecorder, Outcome
 
 KEPT_FOLDER = "kept"
@@ -96,7 +96,7 @@ class Interventions:
         return Outcome(f"the checkpoint after episode {episode} stays in {KEPT_FOLDER}/{path.name}")
 
     def _return_to(self, earlier: int, learner: LearnerState, episode: int) -> Outcome:
-        policy = self.recorder.load_policy(earlier, self.robot.task.spec)
+        policy = on_base_of(self.recorder.load_policy(earlier, self.robot.task.spec), learner.policy)
         answer = f"episode {episode + 1} runs the policy of episode {earlier}"
         return Outcome(answer, with_policy(learner, policy), policy)
 

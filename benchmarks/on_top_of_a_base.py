@@ -1,0 +1,109 @@
+"""Learning on top of a controller, and the controller alone on the same goals with the same disturbances.
+
+    python benchmarks/on_top_of_a_base.py excavator-realistic --base pi --episodes 12 --seeds 0
+    python benchmarks/on_top_of_a_base.py real-excavator --base examples/real_excavator_pd.py:controller --mode target
+
+Before each episode the robot's state is kept, the base runs the same goals alone, and the robot is put back. Prints a
+line per episode, and writes benchmarks/results/on-top-of-a-base-ROBOT-MODE.json after each: errors of the learner and
+of the base, their ratio, authority, and for joints that are tracked the mean absolute error per joint.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firsthand.controllers.bases import find_base
+from firsthand.evaluation import tracking_metrics
+from firsthand.robots.registry import find_robot
+from firsthand.training import Trainer, TrainingConfig
+from firsthand.training.base_guard import BaseGuard
+from firsthand.training.bases import BASE_EXCITATION
+from firsthand.training.parts import NoSupervisor
+from firsthand.training.prior import Prior
+from firsthand_onboard import SelectedOutput
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def joint_errors(record: Any, indices: tuple[int, ...]) -> list[float]:
+    """Mean absolute error of each tracked joint, on the truth where it is known."""
+    steps = record.commands.shape[1]
+    return np.abs(record.best_known[:, :steps, list(indices)] - record.references[:, :steps]).mean((0, 1)).tolist()
+
+
+def run(options: argparse.Namespace, base: Any, found: Any, seed: int, save: Any) -> None:
+    changes = {"excitation.amplitude": BASE_EXCITATION, **dict(options.change)}
+    config = TrainingConfig.of(options.robot, "fast", episodes=options.episodes, seed=seed, changes=changes)
+    robot, spec = found.make(seed=seed), found.task.spec
+    trainer = Trainer(robot, config, prior=Prior(base=base), supervisor=BaseGuard(spec, NoSupervisor()))
+    alone, run_episode, records = trainer.state.controller, robot.run_episode, {}
+
+    def both(policy: Any, goals: Any, excitation: Any = None) -> Any:
+        before = robot.snapshot()
+        records["base"] = run_episode(alone, goals, None)
+        robot.restore(before)
+        return run_episode(policy, goals, excitation)
+
+    robot.run_episode = both
+    while trainer.episode < options.episodes:
+        began = time.monotonic()
+        summary = trainer.run_episode()
+        metrics = summary.metrics
+        row = {
+            "seed": seed,
+            "episode": summary.episode,
+            "error": metrics["tracking_error"],
+            "base_error": tracking_metrics(spec, (records["base"],)).mean_error,
+            **{name: metrics[name] for name in ("learned_authority", "base_share", "surprise", "radius", "refined")},
+        }
+        row["ratio"] = row["error"] / row["base_error"]
+        if isinstance(spec.kinematics, SelectedOutput):
+            for name, record in (("", summary.record), ("base_", records["base"])):
+                row[f"{name}joint_errors"] = joint_errors(record, spec.kinematics.indices)
+        if (doubt := getattr(robot, "doubt", None)) is not None:
+            row["doubtful_share"] = float(np.mean(doubt > 1.0))
+        print(f"{time.monotonic() - began:6.1f} s ", {k: _short(v) for k, v in row.items()}, flush=True)
+        save(row)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_short(v) for v in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def change(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    return name, int(value) if value.isdigit() else float(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("robot")
+    parser.add_argument("--base", default="pi")
+    parser.add_argument("--mode", default="add")
+    parser.add_argument("--episodes", type=int, default=12)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--change", type=change, nargs="*", default=[], help="settings, such as model.steps=300")
+    options = parser.parse_args()
+    plain = find_robot(options.robot)
+    base = find_base(options.base, options.mode, plain, seed=options.seeds[0])
+    print(base.origin, flush=True)
+    found, rows = base.put_inside(plain), []
+    file = RESULTS / f"on-top-of-a-base-{options.robot}-{options.mode}.json"
+
+    def save(row: dict[str, Any]) -> None:
+        rows.append({name: _short(value) for name, value in row.items()})
+        about = {"robot": options.robot, "base": Path(options.base).name, "mode": options.mode}
+        file.write_text(json.dumps({**about, "changes": dict(options.change), "episodes": rows}, indent=1) + "\n")
+
+    for seed in options.seeds:
+        run(options, base, found, seed, save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Never worse than the base: how far the learned part may go, and when it is taken back.
+
+Within an episode the controller itself watches its error (`firsthand_onboard.base_control`): above `error_limit` the
+learned part fades out and the base goes on alone. Between episodes this supervisor decides: the authority of the
+learned part grows after each episode that was no worse than the base, and shrinks after one that was, with the last
+policy that was good in its place. What it remembers follows from the run's metrics, so that it is the same after a
+resume.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.base_control import FADE_S, NO_LIMIT, WINDOW_S
+from firsthand_onboard.kinematics import output_error, tracked_output
+
+from ..models import Controller
+from ..robots import AbstractRobot, EpisodeRecord
+from .bases import FIRST_AUTHORITY
+from .learning import on_base_of
+from .parts import AbstractRecorder, AbstractSupervisor, Candidate, Decision, EpisodeSummary, Meanwhile
+from .recorder import MIN_VALID_SHARE
+
+
+@dataclass(frozen=True)
+class BaseSettings:
+    """When the learned part has proven itself."""
+
+    first_authority: float = FIRST_AUTHORITY
+    """Its authority at first, as a share of half the command range."""
+    growth: float = 1.5
+    """Factor on it after an episode that was no worse than the base."""
+    shrink: float = 0.5
+    """Factor on it after one that was."""
+    min_share: float = 0.25
+    """It shrinks to at least this share of the first."""
+    tolerance: float = 1.1
+    """An episode is no worse than the base if its error is at most this many times the base's."""
+    limit: float = 1.3
+    """The learned part fades out where the error of half a second exceeds the base's largest by this factor."""
+
+
+@dataclass(frozen=True)
+class BaseState:
+    """What is known after some episodes."""
+
+    authority: float
+    """Of the learned part in the next episode."""
+    base_error: float = math.nan
+    """The base's mean error, from the first episode."""
+    base_peak: float = math.nan
+    """The base's largest error of half a second, in the scale of the policy's inputs."""
+    good_episode: int = 0
+    """The last episode that was no worse than the base."""
+    go_back: str = ""
+    """Why the last good policy runs next; empty where the newest does."""
+
+
+def judge_with_base(state: BaseState, settings: BaseSettings, row: Mapping[str, Any]) -> BaseState:
+    """The state after an episode, from its line of metrics.jsonl, where NaN is null."""
+    number = {name: math.nan if row.get(name) is None else float(row[name]) for name in METRICS}
+    error, episode = number["measured_tracking_error"], int(row["episode"])
+    if number["valid_share"] <= MIN_VALID_SHARE or not math.isfinite(error):
+        return dataclasses.replace(state, go_back="too little of the last episode was measured")
+    if not math.isfinite(state.base_error):  # the first episode is the base's
+        return BaseState(settings.first_authority, error, number["largest_window_error"], episode)
+    smallest = settings.min_share * settings.first_authority
+    if number["base_share"] > 0:
+        why = "the error became too large, and the base took over"
+    elif error > settings.tolerance * state.base_error:
+        why = f"the last episode's error was {error / state.base_error:.2f} times the base's"
+    else:
+        return dataclasses.replace(
+            state, authority=min(1.0, settings.growth * state.authority), good_episode=episode, go_back=""
+        )
+    return dataclasses.replace(state, authority=max(smallest, settings.shrink * state.authority), go_back=why)
+
+
+METRICS = ("measured_tracking_error", "valid_share", "largest_window_error", "base_share")
+
+
+class BaseGuard(AbstractSupervisor):
+    """Decides how far the learned part may go; another supervisor decides the rest."""
+
+    def __init__(
+        self,
+        spec: ControlSpec,
+        inner: AbstractSupervisor,
+        settings: BaseSettings | None = None,
+        *,
+        gate_authority: float | None = None,
+    ) -> None:
+        """`gate_authority` is the share of a machine's command range for base and learned part together.
+
+        By default all of it: the base is what drives the machine today.
+        """
+        self.spec, self.inner, self.settings = spec, inner, settings or BaseSettings()
+        self.gate_authority = 1.0 if gate_authority is None else gate_authority
+        self.state = BaseState(self.settings.first_authority)
+        self._good: Controller | None = None
+
+    def decide(self, candidate: Candidate, meanwhile: Meanwhile) -> Decision:
+        """The inner supervisor's choice, or the last good policy, with the authority that was earned."""
+        decision = self.inner.decide(candidate, meanwhile)
+        if decision.authority is not None:
+            decision = decision._replace(authority=self.gate_authority)
+        if self.state.go_back and not candidate.chosen_by_operator:
+            share = 100 * self.state.authority
+            known = self._good is not None
+            then = f"back to the policy of episode {self.state.good_episode}" if known else "on with less"
+            policy = decision.policy if self._good is None else on_base_of(self._good, decision.policy.policy)
+            decision = decision._replace(
+                policy=policy,
+                prediction_holds=False,
+                reason=f"{self.state.go_back}: {then}, with an authority of {share:.0f} % over the base",
+            )
+        limit = NO_LIMIT
+        if math.isfinite(self.state.base_peak):
+            limit = max(self.settings.limit * self.state.base_peak, 1e-6)
+        return decision._replace(policy=with_authority(decision.policy, self.state.authority, limit))
+
+    def judge(self, summary: EpisodeSummary, policy: Controller) -> None:
+        """Judge what came out, here and inside."""
+        self.inner.judge(summary, policy)
+        self.state = judge_with_base(self.state, self.settings, summary.metrics)
+        if self.state.good_episode == summary.episode:
+            self._good = policy
+
+    def resume(self, recorder: AbstractRecorder, episode: int, robot: AbstractRobot, name: str) -> list[str]:
+        """The same state again, from the metrics."""
+        for row in recorder.metrics()[:episode]:
+            self.state = judge_with_base(self.state, self.settings, row)
+        if self.state.good_episode:
+            self._good = recorder.load_policy(self.state.good_episode, self.spec)
+        return self.inner.resume(recorder, episode, robot, name)
+
+
+def with_authority(controller: Controller, authority: float, error_limit: float) -> Controller:
+    """The same controller with this authority of its learned part; without a base as it is."""
+    if controller.policy.control is None:
+        return controller
+    values = (jnp.asarray(authority, jnp.float32), jnp.asarray(error_limit, jnp.float32))
+
+    def where(c: Any) -> Any:
+        return c.policy.control.authority, c.policy.control.error_limit
+
+    return eqx.tree_at(where, controller, values)
+
+
+def base_metrics(spec: ControlSpec, policy: Controller, record: EpisodeRecord) -> dict[str, float]:
+    """Of an episode on top of a base: authority, largest error of half a second, share of steps of the base alone."""
+    control = policy.policy.control
+    if control is None:
+        return {}
+    limit = float(control.error_limit)
+    steps = record.commands.shape[1]
+    found = tracked_output(spec, record.measured[:, :steps])
+    error = np.asarray(output_error(spec, record.references[:, :steps], found))
+    squares = np.sum((error / np.asarray(spec.scales.error)) ** 2, axis=-1)
+    keep = min(spec.period_s / WINDOW_S, 1.0)
+    largest, alone, level, trust = 0.0, 0.0, 0.0, 1.0
+    for trajectory, valid in zip(squares, record.valid, strict=True):
+        for square in trajectory[valid]:
+            if math.isfinite(square):
+                level += keep * (float(square) - level)
+            if level > limit**2 or trust < 1:
+                trust = max(trust - spec.period_s / FADE_S, 0.0)
+            largest, alone = max(largest, level), alone + (trust == 0.0)
+    return {
+        "learned_authority": float(control.authority),
+        "largest_window_error": math.sqrt(largest),
+        "base_share": alone / max(int(record.valid.sum()), 1),
+    }

@@ -1,0 +1,77 @@
+"""The controller that a run learns on top of: kept in its folder, put under the policy or inside the robot."""
+
+import dataclasses
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from firsthand_onboard import ControlSpec
+from firsthand_onboard.base_control import (
+    NO_LIMIT,
+    BaseControl,
+    ForeignBase,
+    ReferenceBase,
+    base_arrays,
+    base_from_arrays,
+)
+
+from ..errors import UserError
+from ..robots.base_file import load_function_base
+from ..robots.registry import NamedRobot
+from ..robots.target import TargetSource
+from ..runs import RunFolder, atomic, packed
+from .origin import BaseOrigin
+
+FILE = "base.safetensors"
+BASE_EXCITATION = 0.1
+"""Amplitude of the random commands of the first episodes on top of a base, of half the range: what it rejects."""
+FIRST_AUTHORITY = 0.2
+"""Share of half the command range that the learned part may use at first."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base, and where it comes from."""
+
+    origin: BaseOrigin
+    controller: Any
+    """The base itself, as `firsthand_onboard.base_control` has them."""
+
+    @property
+    def control(self) -> BaseControl:
+        """What stands under the policy: the base, or the reference where the base is inside the robot."""
+        outer = ReferenceBase() if self.origin.mode == "target" else self.controller
+        return as_jax(BaseControl(outer, FIRST_AUTHORITY, NO_LIMIT))
+
+    def put_inside(self, found: NamedRobot) -> NamedRobot:
+        """The robot that the policy drives: in target mode with the base inside, otherwise as it is."""
+        if self.origin.mode != "target":
+            return found
+        source = TargetSource(found.source, found.task, as_jax(self.controller))
+        return dataclasses.replace(found, source=source, task=source.make_task())
+
+    def packed(self) -> bytes:
+        """For the run's folder."""
+        return packed.pack(base_arrays(BaseControl(self.controller, 1.0, NO_LIMIT)), asdict(self.origin))
+
+    @staticmethod
+    def of_run(run: RunFolder, origin: BaseOrigin, spec: ControlSpec) -> "Base":
+        """The base of a run as it was kept; `spec` is that of the robot without it.
+
+        A function in the user's file is loaded, if he has allowed that file to run.
+        """
+        arrays, info = run.load_data(FILE)
+        if info != asdict(origin):
+            raise UserError(f"{run.path / 'data' / FILE} is not what {run.path / 'config.json'} says.")
+        with atomic.using(f"{FILE} of {run.path}"):
+            controller = base_from_arrays(spec, arrays).base
+        if isinstance(controller, ForeignBase):
+            controller = load_function_base(origin.name, spec)
+        return Base(origin, controller)
+
+
+def as_jax(tree: Any) -> Any:
+    """The same with arrays of JAX, in single precision."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)

@@ -1,0 +1,257 @@
+"""Learning on top of a controller, on a tiny plant: the first episode is the base's, and no episode is much worse."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from firsthand.agent.memory import LoopDynamics, loop_cost, loop_dynamics
+from firsthand.controllers.bases import find_base
+from firsthand.errors import UserError
+from firsthand.models import Dynamics
+from firsthand.models.function_base import function_base
+from firsthand.optim.gradient import closed_loop_gradient, mean_cost
+from firsthand.optim.rollout import roll_out
+from firsthand.plants.probes import ScalarPlant
+from firsthand.robots import SimulatedRobot
+from firsthand.robots.base_file import check_period
+from firsthand.robots.target import TargetRobot, target_task
+from firsthand.runs import RunFolder
+from firsthand.tasks import Task
+from firsthand.training import FolderRecorder, MemoryRecorder, Trainer, TrainingConfig, preset
+from firsthand.training.base_guard import BaseGuard, BaseSettings, BaseState, judge_with_base
+from firsthand.training.bases import Base
+from firsthand.training.learning import as_seen
+from firsthand.training.origin import BaseOrigin
+from firsthand.training.parts import NoSupervisor
+from firsthand.training.prior import Prior
+
+SETTINGS = preset("fast").with_changes(
+    {
+        "policy_step.steps": 3,
+        "imagination.trajectories": 4,
+        "refinement.steps": 1,
+        "refinement.batch": 2,
+        "model.steps": 50,
+        "model.hidden": (16,),
+        "excitation.amplitude": 0.1,
+        "observer.use": 0,
+    }
+)
+EPISODES = 4
+
+
+def lazy_pi(measurement, reference, state=(0.0,)):
+    """A PI controller that an engineer would tune again."""
+    error = reference - measurement[:1]
+    integral = state[0] + 0.1 * error[0]
+    return jnp.clip(2.0 * error + 0.5 * integral, -1.0, 1.0), (integral,)
+
+
+@pytest.fixture(scope="module")
+def task(make_probe_task) -> Task:
+    return make_probe_task(
+        measured=1,
+        command_memory=1,
+        steps=20,
+        preview=(1, 2, 3),
+        command_limit=1.0,
+        length_scale=1.0,
+        change_weight=0.01,
+    )
+
+
+@pytest.fixture(scope="module")
+def base(task: Task) -> Base:
+    return Base(BaseOrigin("lazy.py:lazy_pi"), function_base(lazy_pi, "lazy_pi", task.spec))
+
+
+def trainer(task: Task, base: Base, recorder: Any = None, settings: BaseSettings | None = None) -> Trainer:
+    config = TrainingConfig("excavator", "fast", SETTINGS, EPISODES, base=base.origin)
+    guard = BaseGuard(task.spec, NoSupervisor(), settings)
+    return Trainer(SimulatedRobot(ScalarPlant(), task), config, recorder, prior=Prior(base=base), supervisor=guard)
+
+
+@pytest.fixture(scope="module")
+def learned(task: Task, base: Base) -> tuple[Trainer, list[dict[str, Any]], list[Any]]:
+    made = trainer(task, base)
+    summaries = [made.run_episode() for _ in range(EPISODES)]
+    return made, [dict(s.metrics) for s in summaries], [s.record for s in summaries]
+
+
+def test_the_first_episode_is_the_base_s_and_the_next_are_better(task: Task, learned):
+    _, rows, records = learned
+    memory = (0.0,)
+    for i, commands in enumerate(records[0].commands):  # with the excitation taken out, the function's own commands
+        assert records[0].memory[i, 0] == pytest.approx(float(memory[0]), abs=1e-5)
+        for k in range(task.steps):
+            command, memory = lazy_pi(records[0].measured[i, k], records[0].references[i, k], memory)
+            assert abs(float(command[0]) - commands[k, 0]) <= 0.1 + 1e-5
+    assert rows[0]["learned_authority"] == pytest.approx(0.2)
+    assert rows[-1]["tracking_error"] < 0.8 * rows[0]["tracking_error"]
+    assert max(row["tracking_error"] for row in rows) <= 1.2 * rows[0]["tracking_error"]
+
+
+def test_base_parameters_and_authority_are_not_trained(learned):
+    made, rows, _ = learned
+    assert float(made.state.policy.control.authority) == pytest.approx(rows[-1]["learned_authority"])
+
+
+def test_a_broken_learned_part_costs_little_and_loses_authority(task: Task, base: Base):
+    """The last layer is replaced by one that drives away from the reference with all its authority."""
+    broken = trainer(task, base, settings=BaseSettings(first_authority=1.0))
+    first = broken.run_episode()
+    assert isinstance(broken.supervisor, BaseGuard)
+    *hidden, (weight, bias) = broken.state.policy.layers
+    layers = (*hidden, (jnp.zeros_like(weight), jnp.full_like(bias, 50.0)))
+    broken.state = eqx.tree_at(lambda s: s.policy.layers, broken.state, layers)
+    second = broken.run_episode()
+    assert second.metrics["base_share"] > 0.5
+    # An episode has 12 s here: with all authority over the base, the second that it takes to notice costs a third.
+    assert second.metrics["tracking_error"] < 1.5 * first.metrics["tracking_error"]
+    assert broken.supervisor.state.authority == pytest.approx(0.5)
+    third = broken.run_episode()  # with the first policy, and what was learned since
+    assert third.metrics["tracking_error"] < 1.2 * first.metrics["tracking_error"]
+
+
+def test_the_gradient_goes_through_the_base(task: Task, base: Base, float64):
+    """Closed-loop gradient of (x, m) against finite differences of the model's own roll-out."""
+    policy = trainer(task, base).state.policy
+    *hidden, (weight, bias) = policy.layers
+    policy = dataclasses.replace(policy, layers=(*hidden, (weight + 0.1, bias)))
+    policy = jax.tree.map(lambda a: a.astype(jnp.float64), policy)
+    dynamics = jax.tree.map(lambda a: a.astype(jnp.float64), Dynamics.random(task.spec, (8,), key=jax.random.key(1)))
+    model, cost = loop_dynamics(policy, dynamics), loop_cost(policy, task.cost)
+    assert isinstance(model, LoopDynamics)
+    starts = jnp.asarray([[0.2, 0.1], [-0.3, 0.0]], jnp.float64)
+    starts = jax.vmap(lambda x: jnp.concat([x, policy.begin(x)]))(starts)
+    previews = jnp.broadcast_to(jnp.asarray([0.5, -0.5])[:, None, None, None], (2, 15, 4, 1)).astype(jnp.float64)
+
+    def value(scale):
+        *rest, (w, b) = policy.layers
+        changed = dataclasses.replace(policy, layers=(*rest, (w, b + scale)))
+        return mean_cost(cost, roll_out(changed, model, starts, previews=previews))
+
+    gradient = closed_loop_gradient(
+        policy, model, cost, roll_out(policy, model, starts, previews=previews), chained=True
+    )
+    finite = (value(1e-5) - value(-1e-5)) / 2e-5
+    np.testing.assert_allclose(gradient.layers[-1][1].sum(), finite, rtol=1e-5)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient.control))
+
+
+def test_the_memory_is_found_again_from_the_record(task: Task, learned):
+    made, _, records = learned
+    policy = made.state.controller
+    seen = as_seen(policy, records[1])
+    layout = task.spec.layout
+    ends = np.asarray(seen.states[:-1, -1, layout.size])  # the integral at the end of a trajectory …
+    np.testing.assert_allclose(ends, records[1].memory[1:, 0], atol=1e-5)  # … is that at the start of the next
+
+
+def test_a_run_on_top_of_a_base_goes_on_where_it_stopped(task: Task, base: Base, tmp_path: Path):
+    with RunFolder.create(tmp_path / "run", {}, provenance={}, data=Prior(base=base).files()) as folder:
+        whole = trainer(task, base, FolderRecorder(folder))
+        for _ in range(3):
+            whole.run_episode()
+        again = trainer(task, base, FolderRecorder(folder))
+        again.resume()
+        whole.recorder = MemoryRecorder()
+        assert again.supervisor.state == whole.supervisor.state  # pyright: ignore[reportAttributeAccessIssue]
+        one, other = whole.run_episode(), again.run_episode()
+        assert one.metrics["tracking_error"] == other.metrics["tracking_error"]
+
+
+def test_the_policy_moves_the_target_that_the_base_follows(task: Task, base: Base):
+    inside = Base(dataclasses.replace(base.origin, mode="target"), base.controller)
+    targets = target_task(task)
+    assert targets.spec.layout.commands == ("target.p",)
+    robot = TargetRobot(SimulatedRobot(ScalarPlant(), task), base.controller, targets, seed=0)
+    config = TrainingConfig("excavator", "fast", SETTINGS, EPISODES, base=inside.origin)
+    made = Trainer(robot, config, prior=Prior(base=inside), supervisor=BaseGuard(targets.spec, NoSupervisor()))
+    rows = [made.run_episode().metrics for _ in range(3)]
+    assert rows[-1]["tracking_error"] < rows[0]["tracking_error"]
+    alone = SimulatedRobot(ScalarPlant(), task)
+    goals = np.asarray([[0.5], [-0.5]])
+    fresh = Trainer(robot, config, prior=Prior(base=inside)).state.controller
+    same = TargetRobot(SimulatedRobot(ScalarPlant(), task), base.controller, targets, seed=0)
+    inner, outer = alone.run_episode(trainer(task, base).state.controller, goals), same.run_episode(fresh, goals)
+    np.testing.assert_allclose(inner.measured, outer.measured, atol=1e-5)
+
+
+def row(episode: int, error: float, base_share: float = 0.0) -> dict[str, Any]:
+    return {
+        "episode": episode,
+        "measured_tracking_error": error,
+        "valid_share": 1.0,
+        "largest_window_error": 2 * error,
+        "base_share": base_share,
+    }
+
+
+def test_authority_is_earned_and_lost():
+    settings = BaseSettings()
+    state = judge_with_base(BaseState(settings.first_authority), settings, row(1, 1.0))
+    assert (state.base_error, state.base_peak, state.authority) == (1.0, 2.0, 0.2)
+    state = judge_with_base(state, settings, row(2, 0.9))
+    assert (state.authority, state.good_episode) == (pytest.approx(0.3), 2)
+    state = judge_with_base(state, settings, row(3, 1.15))
+    assert (state.authority, state.good_episode) == (pytest.approx(0.15), 2)
+    assert "1.15 times the base's" in state.go_back
+    state = judge_with_base(state, settings, row(4, 0.9, base_share=0.1))
+    assert "the base took over" in state.go_back
+    for episode in range(5, 30):
+        state = judge_with_base(state, settings, row(episode, 0.5))
+    assert (state.authority, state.go_back) == (1.0, "")
+
+
+def raises(measurement, reference, state):
+    raise RuntimeError("the valve is closed")
+
+
+def too_many(measurement, reference, state):
+    return jnp.zeros(3), state
+
+
+def grows(measurement, reference, state):
+    return jnp.zeros(1), (0.0,)
+
+
+def divides(measurement, reference, state):
+    return reference / 0.0, state
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (raises, "raised RuntimeError .* the valve is closed"),
+        (too_many, r"a command of shape \(3,\), but probe takes 1 numbers \(u\)"),
+        (grows, "a state of 1 numbers, but was called with 0"),
+        (divides, "not finite"),
+        (lambda measurement: measurement, r"takes the parameters \(measurement\), but a base must take"),
+        (3, "is 3, but a base must be a function"),
+    ],
+)
+def test_a_function_that_is_no_base_gets_one_sentence(task: Task, function, sentence: str):
+    with pytest.raises(UserError, match=sentence):
+        function_base(function, "my.py:f", task.spec)
+
+
+def test_a_base_slower_than_the_period_is_refused(task: Task, base: Base):
+    slow = dataclasses.replace(task.spec, period_s=1e-7)
+    with pytest.raises(UserError, match=r"takes \d+ ms for a command, but the control period of probe is 0 ms"):
+        check_period(base.controller, slow)
+
+
+def test_an_unknown_base_is_named():
+    from firsthand.robots.registry import find_robot
+
+    with pytest.raises(UserError, match=r"base is 'pie' \(did you mean 'pi'\?\), but must be one of pi, reference"):
+        find_base("pie", "add", find_robot("excavator"))
+    with pytest.raises(UserError, match="the reference has 2 entries, but the robot takes 4 commands"):
+        find_base("reference", "add", find_robot("excavator"))

@@ -93,6 +93,20 @@ def test_an_unknown_preset(refusal: Callable) -> None:
     assert said == "There is no preset 'papr' (did you mean 'paper'?); known are fast, paper, paper-exact."
 
 
+def test_a_base_that_cannot_be(refusal: Callable, tmp_path: Path) -> None:
+    assert refusal("train", "excavator", "--base", "pie").startswith("base is 'pie' (did you mean 'pi'?), but must be")
+    assert refusal("train", "excavator", "--base-mode", "target") == "base-mode is 'target', but there is no --base."
+    said = refusal("train", "excavator", "--base", "reference", "--base-mode", "taget")
+    assert said == "base-mode is 'taget', but must be one of add, target."
+    file = tmp_path / "mine.py"
+    file.write_text("def controller(measurement, reference, state):\n    return reference, state\n")
+    assert refusal("train", "excavator", "--base", f"{file}:controler").endswith("(did you mean 'controller'?).")
+    assert refusal("train", "excavator", "--base", f"{file}:controller") == (
+        "mine.py:controller returns a command of shape (2,), but excavator takes 4 numbers (boom, dipper, telescope, "
+        "pitch)."
+    )
+
+
 NUMBERS = {
     "eta": ("-0.5", "0", "nan", "inf", "-inf"),
     "alpha": ("-0.01", "nan", "inf"),

@@ -255,3 +255,44 @@ def test_an_unknown_base_is_named():
         find_base("pie", "add", find_robot("excavator"))
     with pytest.raises(UserError, match="the reference has 2 entries, but the robot takes 4 commands"):
         find_base("reference", "add", find_robot("excavator"))
+
+
+CONTROLLER = """
+def controller(measurement, reference, state=(0.0,)):
+    return 0.5 * measurement, (state[0] + 1.0,)
+"""
+
+
+def test_the_command_line_trains_resumes_evaluates_and_refuses_to_export(tmp_path: Path, monkeypatch, capsys):
+    """On the live page's tiny arm, with a base in a file: reading the run does not run that file."""
+    from firsthand.cli import main
+    from firsthand.robots import approval
+    from firsthand.training.run import Run
+
+    robot = Path(__file__).parents[1] / "dashboard" / "tiny_robot.py"
+    file, run = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(CONTROLLER)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    small = ["--model.steps", "5", "--policy-step.steps", "1", "--imagination.trajectories", "2"]
+    small += ["--refinement.steps", "0", "--observer.use", "0", "--no-report", "--out", str(run)]
+    with pytest.raises(SystemExit) as end:
+        main(["train", f"{robot}:arm", "--base", f"{file}:controller", "--episodes", "2", *small])
+    assert end.value.code in (0, None)
+    with pytest.raises(SystemExit) as end:
+        main(["train", f"{robot}:arm", "--resume", "--episodes", "3", "--no-report", "--out", str(run)])
+    assert end.value.code in (0, None)
+    opened = Run.open(run)
+    assert opened.metrics()[0]["learned_authority"] == pytest.approx(0.2)
+    assert opened.config.base is not None
+    assert opened.config.base.name == f"{file}:controller"
+    monkeypatch.setattr(approval, "is_approved", lambda path, sha256: False)
+    for policy in (opened.kept_policy(), opened.newest_policy()):  # reads, and runs nothing
+        with pytest.raises(UserError, match="not allowed to run"):
+            opened.runnable(policy)
+    monkeypatch.undo()
+    assert opened.runnable(opened.kept_policy()).policy.memory_size == 3
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["export", str(run), "--format", "c"])
+    assert end.value.code == 2
+    assert "which no export holds" in capsys.readouterr().err

@@ -14,7 +14,7 @@ class Export:
     run_folder: Annotated[Positional[Path], arg(metavar="RUN", help_behavior_hint="")]
     """Folder of the run."""
     format: Annotated[str, arg(metavar="FORMAT")] = "c"
-    """c, onnx, safetensors (each with a model card); mcap or lerobot for everything that the robot did."""
+    """c, onnx, safetensors, ros2_control (each with a model card); mcap or lerobot for all that the robot did."""
     episode: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
     """Take the policy that ran this episode (from 1); by default the best that the robot has proven."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None

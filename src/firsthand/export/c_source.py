@@ -144,6 +144,9 @@ void {name}_applied({name}_memory *memory, const float *command);
 /* The points of a reference of `length` rows that {name}_step wants at row `step`; held at the last row. */
 void {name}_points(const float *reference, int length, int step, float *points);
 
+/* Where the tracked output is, from what is measured. */
+void {name}_output(const float *measured, float *output);
+
 {"" if control is None else TRAJECTORY.format(name=name)}\
 /* The bare function from state and points{"" if control is None else " and the base's memory"} to command; \
 {name}_step calls it. */
@@ -344,6 +347,11 @@ static void stand(float *state, const float *measured, const float *command)
 static void tracked_output(const float *state, float *tip)
 {{
 {_tip(spec)}}}
+
+void {name}_output(const float *measured, float *output)
+{{
+    tracked_output(measured, output);
+}}
 
 /* The policy's input, and the tracked output. */
 static void observe_policy(const float *state, const float *points, float *features, float *tip)

@@ -21,6 +21,7 @@ from .card import ModelCard
 from .lerobot import lerobot_files
 from .onnx_graph import observer_model, onnx_model
 from .robot_log import foxglove_layout, mcap_log
+from .ros2_control import ros2_control_files
 
 Files = dict[str, bytes]
 
@@ -43,10 +44,18 @@ def _safetensors(controller: Controller, card: ModelCard) -> Files:
     return {f"{identifier(card.robot)}_policy.safetensors": data}
 
 
+def _ros2_control(controller: Controller, card: ModelCard) -> Files:
+    files = ros2_control_files(
+        controller.spec, controller.policy.layers, card, controller.observer, controller.policy.control
+    )
+    return {name: text.encode() for name, text in files.items()}
+
+
 POLICY_FORMATS: dict[str, Callable[[Controller, ModelCard], Files]] = {
     "c": _c,
     "onnx": _onnx,
     "safetensors": _safetensors,
+    "ros2_control": _ros2_control,
 }
 
 

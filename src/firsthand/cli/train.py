@@ -63,6 +63,8 @@ class Train:
     """Show the live page while training; see also: firsthand dashboard."""
     tensorboard: _Switch = False
     """Write TensorBoard event files to the run's folder, too."""
+    track: Annotated[tuple[str, ...], arg(metavar="NAME...", help_behavior_hint="")] = ()
+    """Send the metrics to experiment trackers, too: mlflow, wandb."""
     keep_going: _Switch = False
     """Go on where learning has stopped; otherwise the run ends there with the reason."""
     no_report: _Switch = False
@@ -91,6 +93,11 @@ class Train:
             from ..training import tensorboard
 
             tensorboard.check_installed()
+        if self.track:
+            from ..training.trackers import check_tracker
+
+            for name in self.track:
+                check_tracker(name)
         # Also when resuming: a misspelt robot is reported before a missing folder.
         found = find_robot(self.robot, approve=True, sensors=self.sensors)
         config = TrainingConfig.of(
@@ -143,7 +150,7 @@ class Train:
 
         go_on, stop, recorder = resume_command(config, run), StopRequest(), FolderRecorder(run)
         control = LiveControl(recorder, robot, config, stop)
-        display, events = TrainingDisplay(config, run.path, robot.task.unit), self._events(recorder)
+        display, events = TrainingDisplay(config, run.path, robot.task.unit), self._events(recorder, config)
         supervisor = self._supervisor(robot, stop, control.ask, prior.base is not None)
         watching = (control.progress, display, *events)
         trainer = Trainer(
@@ -264,13 +271,20 @@ class Train:
 
         return page_process(run, notify)
 
-    def _events(self, recorder: Any) -> tuple[Any, ...]:
-        """TensorBoard's event files beside the metrics, if they were asked for."""
-        if not self.tensorboard:
-            return ()
-        from ..training.tensorboard import EventFiles
+    def _events(self, recorder: Any, config: Any) -> tuple[Any, ...]:
+        """TensorBoard's event files and experiment trackers beside the metrics, where they were asked for."""
+        found: list[Any] = []
+        if self.tensorboard:
+            from ..training.tensorboard import EventFiles
 
-        return (EventFiles(recorder.run.path / "tensorboard", recorder.metrics),)
+            found.append(EventFiles(recorder.run.path / "tensorboard", recorder.metrics))
+        for name in self.track:
+            from ..console import notify
+            from ..training.trackers import SERVICES, Tracker
+
+            folder = recorder.run.path
+            found.append(Tracker(SERVICES[name](folder), folder.name, config.as_dict(), recorder.metrics, notify))
+        return tuple(found)
 
 
 def default_folder(robot: str, preset: str, seed: int, sensors: str | None = None) -> Path:

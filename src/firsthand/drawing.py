@@ -43,6 +43,16 @@ def plane_of(spec: ControlSpec, outputs: np.ndarray) -> np.ndarray:
     return np.concatenate([time, outputs], axis=-1)
 
 
+def output_names(spec: ControlSpec) -> tuple[str, ...]:
+    """What each coordinate of the tracked output is called."""
+    if isinstance(spec.kinematics, SelectedOutput):
+        return tuple(spec.layout.measured[i].replace(".", " ") for i in spec.kinematics.indices)
+    if spec.num_outputs == len("xz"):
+        return "x", "z"
+    names = ("x", "y", "z", "rotation x", "rotation y", "rotation z")
+    return tuple(names[i] if i < len(names) else f"output {i}" for i in range(spec.num_outputs))
+
+
 def axis_labels(spec: ControlSpec, unit: str) -> tuple[str, str]:
     """What the axes of such a picture are."""
     if not isinstance(spec.kinematics, SelectedOutput):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from firsthand.report.data import History, PathAxes, PathPanel, running_mean
-from firsthand.report.figures import health, learning_curves, path_grid
+from firsthand.report.data import History, OutputChannel, PathAxes, PathPanel, TimeSeries, running_mean
+from firsthand.report.figures import coordinates, health, learning_curves, path_grid
 from firsthand.report.style import plain_number, save
 
 
@@ -81,3 +81,23 @@ def test_a_long_reference_is_drawn_once_and_in_little_memory():
 def test_tick_labels_are_plain_numbers():
     shown = [plain_number(v) for v in (0.002, 50.0, 3000.0, 1e-5, 2e6)]
     assert shown == ["0.002", "50", "3000", "10⁻⁵", "2·10⁶"]
+
+
+def test_every_coordinate_of_an_output_in_space_is_drawn():
+    time = np.linspace(0.0, 1.0, 50)
+    outputs = tuple(OutputChannel(name, np.sin(time + i), np.cos(time)) for i, name in enumerate("xyz"))
+    series = TimeSeries("tour 1", time, np.abs(np.sin(time)), (), (), outputs)
+    figure = coordinates(series)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["x (m)", "y (m)", "z (m)"]
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]
+
+
+def test_the_noise_floor_is_drawn_where_it_matters():
+    rows = [{"episode": k + 1, "tracking_error": 0.1, "noise_floor": 0.02} for k in range(8)]
+    assert "noise floor of the sensors" in _labels(learning_curves([History.of("run", rows)]))
+    rows = [{**row, "noise_floor": 1e-6} for row in rows]
+    assert "noise floor of the sensors" not in _labels(learning_curves([History.of("run", rows)]))
+
+
+def _labels(figure) -> list[str]:
+    return figure.axes[0].get_legend_handles_labels()[1]

@@ -21,6 +21,7 @@ from firsthand.robots.base import EpisodeAbandoned
 from firsthand.robots.delay import DelayedCommands
 from firsthand.robots.environment import GymnasiumRobot, Outcome, RobotFailed
 from firsthand.robots.gymnasium import GymnasiumTask
+from firsthand.tasks.box import check_goals
 from firsthand.training import Trainer, TrainingConfig, preset
 from firsthand.training.learning import as_rollout
 from firsthand_onboard import PlanarChain, PlanarJoint
@@ -385,15 +386,26 @@ def test_what_does_not_fit_is_said_in_one_sentence(changes: dict[str, Any], sent
 
 
 def test_goals_outside_the_limits_are_refused() -> None:
-    task = cart_task(goals=lambda rng, measured, count: np.full((count, 1), 1.2)).make_task()
+    source = cart_task(goals=lambda rng, measured, count: np.full((count, 1), 1.2))
     with pytest.raises(UserError, match=r"goals function leads to \(1.2\), but must stay between \(-1\) and \(1\)"):
-        task.sample_goals(np.random.default_rng(0), np.zeros(2), 3)
+        source.make_task()  # before anything moves
+
+
+def test_goals_that_leave_the_limits_from_some_places_only_are_found_before_anything_moves() -> None:
+    def further(rng: np.random.Generator, measured: np.ndarray, count: int) -> np.ndarray:
+        return np.full((count, 1), measured[0] + 0.4)
+
+    path = {"line": np.linspace(0.0, 0.5, 20)[:, None]}
+    task = cart_task(goals=further, evaluation=lambda speed: path).make_task()
+    with pytest.raises(UserError, match=r"goals function leads to \(1.2\)"):
+        check_goals(task)
+    check_goals(cart_task().make_task())
 
 
 def test_goals_that_raise_are_said_in_one_sentence() -> None:
-    task = cart_task(goals=lambda rng, measured, count: measured[7]).make_task()
+    source = cart_task(goals=lambda rng, measured, count: measured[7])
     with pytest.raises(UserError, match=r"goals fails with IndexError: index 7 is out of bounds[^\n]*\.$"):
-        task.sample_goals(np.random.default_rng(0), np.zeros(2), 3)
+        source.make_task()
 
 
 def test_actions_without_bounds_need_a_command_range() -> None:
@@ -691,3 +703,18 @@ def test_open_loop_motion_stops_at_limits() -> None:
     assert len(seen) < 41
     assert seen.max() <= 1.04
     assert abs(robot.measured()[0]) < 0.2  # reset
+
+
+def test_evaluation_follows_tours_through_goals_of_the_users_own_at_the_speed_of_training() -> None:
+    def corners(rng: np.random.Generator, measured: np.ndarray, count: int) -> np.ndarray:
+        return rng.choice([-0.5, 0.5], (count, 1))
+
+    task = cart_task(goals=corners).make_task()
+    references = task.evaluation(task.evaluation_speed)
+    assert [reference.name for reference in references] == ["tour 1", "tour 2"]
+    for reference in references:
+        assert np.abs(reference.points).max() <= 0.5 + 1e-6
+        assert len(reference.points) == pytest.approx(3 * task.steps, abs=4)
+        assert np.abs(np.diff(reference.points, axis=0)).max() / PERIOD <= 0.8 * 1.1  # the rate
+    slower = task.evaluation(task.evaluation_speed / 2)
+    assert len(slower[0].points) == pytest.approx(2 * len(references[0].points), abs=4)

@@ -9,6 +9,7 @@ import numpy as np
 from ..advice import LASTING, OVERFITTING
 from .echarts import (
     ALARM,
+    INK,
     PALETTE,
     chart,
     episode_axis,
@@ -50,7 +51,8 @@ def error_chart(runs: Mapping[str, RunFollower], order: Sequence[str], main: str
     shown = next((units[name].shown for name in order if name in units), "")
     factors = {name: unit.factor for name, unit in units.items()}
     label = f"tracking error ({shown})"
-    return _compare_runs(known, order, "tracking_error", label, factors=factors, marked=main)
+    floor = "noise_floor" if main in known and np.isfinite(known[main].metrics.column("noise_floor")).any() else ""
+    return _compare_runs(known, order, "tracking_error", label, factors=factors, marked=main, floor=floor)
 
 
 def loss_chart(runs: Mapping[str, RunFollower], order: Sequence[str], field: str, label: str) -> dict[str, Any]:
@@ -66,8 +68,12 @@ def _compare_runs(
     *,
     factors: Mapping[str, float] | None = None,
     marked: str | None = None,
+    floor: str = "",
 ) -> dict[str, Any]:
-    """One field of several runs, times each run's factor; the events of the run `marked` are marked."""
+    """One field of several runs, times each run's factor; the events of the run `marked` are marked.
+
+    With `floor`, that field of the run `marked` is drawn beside it.
+    """
     series, values, factors = [], [], factors or {}
     for index, name in enumerate(order):
         if name in runs:
@@ -75,6 +81,9 @@ def _compare_runs(
             values.append(column)
             curve = _curve(runs[name], plain_label(name), column, PALETTE[index % len(PALETTE)])
             series.append({**curve, "markLine": event_marks(runs[name])} if name == marked else curve)
+            if floor and name == marked:
+                lowest = factors.get(name, 1.0) * runs[name].metrics.column(floor)
+                series.append(_curve(runs[name], "noise floor", lowest, INK))
     last = max((run.metrics.last("episode") for run in runs.values() if run.metrics.episodes), default=1.0)
     return chart(episode_axis(last), logarithmic_axis(label, values), series, legend=len(series) > 1)
 

@@ -17,6 +17,7 @@ COLUMNS = (
     "robot_time_s",
     "tracking_error",
     "controller_loss",
+    "noise_floor",
     "model_loss",
     "prediction_error",
     "closed_loop_growth",

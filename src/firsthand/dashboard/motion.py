@@ -32,6 +32,10 @@ class Motion:
     """`(steps, 2)`."""
     body: np.ndarray | None
     """`(steps, points, 2)`, base to tip."""
+    outputs: np.ndarray
+    """`(steps, outputs)`: every coordinate of the tracked output."""
+    wanted: np.ndarray
+    """`(steps, outputs)`: their references."""
     commands: np.ndarray
     """`(steps, commands)`, as applied."""
     free: np.ndarray
@@ -58,7 +62,8 @@ def _extract_motion(spec: ControlSpec, arrays: Mapping[str, np.ndarray], episode
     steps = max(int(valid[index].sum()), 1)
     measured = arrays["measured"][index, :steps].astype(float)
     references = arrays["references"][index, :steps]
-    errors = error_size(spec, output_error(spec, np.asarray(tracked_output(spec, measured)), references))
+    outputs = np.asarray(tracked_output(spec, measured))
+    errors = error_size(spec, output_error(spec, outputs, references))
     return Motion(
         episode=episode,
         trajectory=index + 1,
@@ -67,6 +72,8 @@ def _extract_motion(spec: ControlSpec, arrays: Mapping[str, np.ndarray], episode
         reference=plane_of(spec, references.astype(float)),
         actual=path_points(spec, measured),
         body=body_points(spec, measured),
+        outputs=outputs,
+        wanted=references.astype(float),
         commands=arrays["commands"][index, :steps].astype(float),
         free=arrays["free"][index, :steps].astype(bool),
         error=float(np.mean(errors)),

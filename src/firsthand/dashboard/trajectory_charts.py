@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..drawing import axis_labels
+from ..drawing import axis_labels, output_names
 from .echarts import ALARM, INK, PALETTE, TEXT_STYLE, TOOLTIP, horizontal_marks, line, plain_label, points, round_value
 from .motion import Motion
 from .run_info import RunInfo
@@ -33,6 +33,54 @@ def command_chart_height(info: RunInfo | None) -> int:
     """Height of the command chart in pixels."""
     channels = 1 if info is None else len(info.spec.layout.commands)
     return FIRST_PX + STRIP_PX * channels + 10
+
+
+PLANE = 2
+"""Coordinates that the drawing can show."""
+
+
+def coordinate_chart(info: RunInfo | None, motion: Motion | None) -> dict[str, Any]:
+    """Every coordinate of the tracked output over time, a strip each; empty where the drawing shows all of them."""
+    if info is None or motion is None or info.spec.num_outputs <= PLANE:
+        return {"series": [], "xAxis": [], "yAxis": [], "grid": []}
+    names = output_names(info.spec)
+    channels = range(len(names))
+    time = motion.period_s * np.arange(len(motion.outputs))
+    series = []
+    for i in channels:
+        axes: dict[str, Any] = {"xAxisIndex": i, "yAxisIndex": i}
+        series.append(line(plain_label(names[i]), points(time, motion.outputs[:, i]), PALETTE[0], width=1.5, **axes))
+        wanted = line("reference", points(time, motion.wanted[:, i]), INK, width=1.2, **axes)
+        series.append({**wanted, "lineStyle": {"type": "dashed", "width": 1.2, "color": INK}})
+    return {
+        "animation": False,
+        "grid": [{"left": 46, "right": 16, "top": FIRST_PX + STRIP_PX * i, "height": PLOT_PX} for i in channels],
+        "xAxis": [_time_axis(motion, i, last=i == channels[-1]) for i in channels],
+        "yAxis": [
+            {
+                "type": "value",
+                "gridIndex": i,
+                "scale": True,
+                "name": plain_label(names[i]),
+                "nameTextStyle": {"color": INK, "align": "left"},
+                "nameGap": 4,
+                "splitNumber": 2,
+                "splitLine": {"show": False},
+                "axisLabel": {"color": INK},
+            }
+            for i in channels
+        ],
+        "series": series,
+        "tooltip": TOOLTIP,
+        "textStyle": TEXT_STYLE,
+    }
+
+
+def coordinate_chart_height(info: RunInfo | None) -> int:
+    """Height of the chart of coordinates in pixels; 0 where there is none."""
+    if info is None or info.spec.num_outputs <= PLANE:
+        return 0
+    return FIRST_PX + STRIP_PX * info.spec.num_outputs + 10
 
 
 def _time_axis(motion: Motion, channel: int, *, last: bool) -> dict[str, Any]:

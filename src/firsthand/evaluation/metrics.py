@@ -1,5 +1,6 @@
 """How well a reference was followed: the metrics of the paper's table 1, and a few that keep them honest."""
 
+import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -18,6 +19,9 @@ CHATTER_SHARE = 0.1
 
 SATURATION_SHARE = 0.01
 """A command within this share of its range from a limit counts as being at the limit."""
+MIN_NOISE_SAMPLES = 50
+NORMAL_MEDIAN = 0.6745
+"""Median of the size of a normal variable with a standard deviation of one."""
 MIN_EFFECT_SAMPLES = 4
 """Samples per coefficient that `command_effect` needs."""
 MIN_UNEXPLAINED = 1e-3
@@ -76,6 +80,30 @@ def tracking_errors(
     return error[seen(record)]
 
 
+def noise_floor(spec: ControlSpec, record: EpisodeRecord) -> float:
+    """The mean tracking error that the sensors alone would show of a robot without any; NaN where that is not known.
+
+    The difference between what was measured and the truth, where that is known. Elsewhere the noise of each coordinate
+    follows from its fourth differences, in which smooth motion leaves next to nothing.
+    """
+    steps = record.commands.shape[1]
+    output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
+    if record.truth is not None:
+        true = np.asarray(tracked_output(spec, record.truth[:, :steps].astype(np.float64)))
+        return _mean(error_size(spec, output_error(spec, output, true))[seen(record)])
+    order = 4
+    usable = seen(record)
+    whole = np.stack([usable[:, k : steps - order + k] for k in range(order + 1)]).all(axis=0)
+    differences = np.diff(output, n=order, axis=1)[whole]
+    if len(differences) < MIN_NOISE_SAMPLES:
+        return float("nan")
+    deviations = np.median(np.abs(differences), axis=0) / (NORMAL_MEDIAN * math.sqrt(math.comb(2 * order, order)))
+    size = output.shape[-1]
+    # The mean length of a normal vector of this size, per root of its mean square.
+    shape = math.sqrt(2 / size) * math.exp(math.lgamma((size + 1) / 2) - math.lgamma(size / 2))
+    return float(shape * np.sqrt(np.sum(deviations**2)))
+
+
 def whole_error(spec: ControlSpec, record: EpisodeRecord) -> float:
     """The mean error over every step that was asked for; a robot that ended early counts as standing where it ended.
 
@@ -84,7 +112,7 @@ def whole_error(spec: ControlSpec, record: EpisodeRecord) -> float:
     """
     steps = record.commands.shape[1]
     output = np.asarray(tracked_output(spec, record.best_known[:, :steps].astype(np.float64)))
-    return _mean(np.linalg.norm(output - record.references[:, :steps], axis=-1).reshape(-1))
+    return _mean(error_size(spec, output_error(spec, output, record.references[:, :steps])).reshape(-1))
 
 
 def seen(record: EpisodeRecord) -> Bool[np.ndarray, "trajectories steps"]:

@@ -15,6 +15,9 @@ from .gather import RunReport, gather
 from .page import render
 from .style import save
 
+PLANE = 2
+"""Coordinates that a path's picture can show."""
+
 
 def write_report(path: Path, out: Path | None = None) -> Path:
     """Write RUN/report/index.html, one file with everything in it, and each figure as PNG and SVG beside it.
@@ -57,6 +60,8 @@ def figures_of(report: RunReport) -> dict[str, Figure]:
         "episodes": figures.path_grid([report.episodes], axes, limits_of="panel", unit=unit),
         "time": figures.time_series(report.series, unit),
     }
+    if robot.spec.num_outputs > PLANE:
+        made["coordinates"] = figures.coordinates(report.series, unit)
     if report.shapes:
         made["shapes"] = figures.path_grid(report.shapes, axes, unit=unit)
     if report.poses is not None:

@@ -11,7 +11,7 @@ from firsthand_onboard import ControlSpec, SelectedOutput
 from firsthand_onboard.features import error_size
 from firsthand_onboard.kinematics import output_error, tracked_output
 
-from ..drawing import axis_labels, body_points, path_points, plane_of
+from ..drawing import axis_labels, body_points, output_names, path_points, plane_of
 from ..evaluation import tracking_metrics
 from ..robots import EpisodeRecord
 from ..units import METRES, Unit
@@ -129,6 +129,18 @@ class Channel:
 
 
 @dataclass(frozen=True)
+class OutputChannel:
+    """One coordinate of the tracked output over time."""
+
+    name: str
+    """What it is."""
+    values: np.ndarray
+    """`(steps,)`."""
+    reference: np.ndarray
+    """`(steps,)`."""
+
+
+@dataclass(frozen=True)
 class TimeSeries:
     """One trajectory over time."""
 
@@ -142,6 +154,8 @@ class TimeSeries:
     """Per command channel."""
     positions: tuple[Channel, ...]
     """Per measured position."""
+    outputs: tuple[OutputChannel, ...] = ()
+    """Per coordinate of the tracked output."""
 
     @staticmethod
     def of(title: str, spec: ControlSpec, record: EpisodeRecord, trajectory: int = 0) -> "TimeSeries":
@@ -150,8 +164,12 @@ class TimeSeries:
         steps, limits = int(valid.sum()), spec.limits
         measured = record.measured[trajectory, :steps].astype(np.float64)
         reference = record.references[trajectory, :steps]
-        error = error_size(spec, output_error(spec, np.asarray(tracked_output(spec, measured)), reference))
+        output = np.asarray(tracked_output(spec, measured))
+        error = error_size(spec, output_error(spec, output, reference))
         return TimeSeries(
+            outputs=tuple(
+                OutputChannel(name, output[:, i], reference[:, i]) for i, name in enumerate(output_names(spec))
+            ),
             title=title,
             time=spec.period_s * np.arange(steps),
             error_m=error,

@@ -30,6 +30,8 @@ FEW = 30
 """A run with at most this number of episodes shows each as a dot."""
 COMPARED = 500
 """Points of either half of a reference that are compared with each other."""
+FLOOR_SHOWN = 0.05
+"""A noise floor below this share of the smallest error is not drawn: it would squeeze the curve."""
 NOVEL = "error on the newest episode, before learning from it"
 
 
@@ -53,6 +55,10 @@ def learning_curves(histories: Sequence[History], *, oracle_error: float | None 
     if oracle_error is not None and np.isfinite(oracle_error):
         error.axhline(unit.of(oracle_error), color=INK, linestyle="--", linewidth=1.2, label="oracle: true gradients")
         shown.append(unit.of(oracle_error))
+    floor = unit.of(histories[0].recent("noise_floor")) if len(histories) == 1 else np.nan
+    if np.isfinite(floor) and floor > FLOOR_SHOWN * np.nanmin(np.append(shown[0], np.inf)):
+        error.axhline(floor, color=PALETTE[2], linestyle=":", linewidth=1.4, label="noise floor of the sensors")
+        shown.append(floor)
     _finish(error, shown, episodes, f"tracking error ({unit.shown})")
     if error.get_legend_handles_labels()[0]:
         error.legend(loc="best")
@@ -328,6 +334,21 @@ def _channel(axes: Axes, time: np.ndarray, channel: Channel, color: str) -> None
     axes.set_ylim(channel.low - room, channel.high + room)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=(1, 2, 5, 10)))
     axes.set_ylabel(channel.name)
+
+
+@styled
+def coordinates(series: TimeSeries, unit: Unit = METRES) -> Figure:
+    """Every coordinate of the tracked output over time, against its reference."""
+    figure = Figure(figsize=(7.6, 0.8 + 1.35 * len(series.outputs)), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(len(series.outputs), 1, sharex=True))
+    for axes, output in zip(panels, series.outputs, strict=True):
+        axes.plot(series.time, np.where(np.isfinite(output.values), output.values, np.nan), color=PALETTE[0])
+        axes.plot(series.time, output.reference, **REFERENCE)
+        axes.set_ylabel(f"{output.name} ({unit.name})" if "(" not in output.name else output.name)
+    panels[0].set_title(f"{series.title}: every coordinate (dashed: reference)", loc="left")
+    panels[-1].set_xlabel("time (s)")
+    figure.align_ylabels()
+    return figure
 
 
 # Health.

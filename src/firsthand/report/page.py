@@ -156,6 +156,9 @@ def _series(report: RunReport, images: Mapping[str, bytes]) -> str:
         text = text.replace("On the episode", "In episode")
     caption = "Commands as applied, and positions as measured; dashed lines are their limits."
     picture = image(images, "time", f"Time series. {text}", caption, scroll=True)
+    if "coordinates" in images:
+        every = "Every coordinate of the tracked output; dashed lines are its reference."
+        picture += image(images, "coordinates", every, every, scroll=True)
     return f"<h2>{heading}</h2>\n<p>{escape(text)}</p>\n{picture}"
 
 

@@ -26,7 +26,7 @@ from ..models import Controller, Policy, as_controller
 from ..plants.sensors import Sensors
 from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord, neutral
-from .limits import LimitWatch, is_inside
+from .limits import BEGIN_SLACK, LimitWatch, is_inside
 from .sensing import Sensing, fit_sensors
 
 REST_S = 1.0
@@ -390,6 +390,7 @@ class GymnasiumRobot(AbstractRobot):
                 driver.watch(run.observer)
                 motion = True
             driver.turn_back()
+            self._come_inside(driver, trajectories)
             measured = driver.measured() if run.observer is None else run.observer.trust(driver.measured())
             points = build_reference(self.task.spec, measured, goal.astype(np.float32)).astype(np.float32)
             trajectory = driver.begin(points)
@@ -417,6 +418,18 @@ class GymnasiumRobot(AbstractRobot):
                 if not any(t.valid.any() for t in trajectories):
                     raise self._failure from failure
         return as_record(trajectories, knows_truth=self.sensors is not None)
+
+    def _come_inside(self, driver: Driver, done: Sequence[Trajectory]) -> None:
+        """A motion that limits end begins inside them."""
+        inside = not self.task.stop_at_limits or is_inside(self.task.spec, driver.measured(), BEGIN_SLACK)
+        if inside or self._failure is not None:
+            return
+        try:
+            self._recover(driver, Outcome.LIMIT)
+        except RobotFailed as failure:
+            self._failure = failure
+            if not any(trajectory.valid.any() for trajectory in done):
+                raise
 
     def _recover(self, driver: Driver, outcome: Outcome) -> None:
         """After a motion that was cut: the `safe` policy or neutral, then a reset where it is needed.

@@ -25,7 +25,7 @@ from firsthand_onboard.spec import SpecError
 from ..errors import UserError
 from ..plants.sensors import Sensors
 from ..tasks.base import Task
-from ..tasks.box import BoxGoals, BoxReferences, CheckedGoals, CheckedReferences, GoalBox
+from ..tasks.box import BoxGoals, BoxReferences, CheckedGoals, CheckedReferences, GoalBox, GoalTours
 from ..tasks.cost import StepCost
 from ..tasks.goals import AbstractGoal, Cost, Residuals, Track
 from ..tasks.set_points import SetPointReferences, SetPoints
@@ -89,9 +89,10 @@ class GymnasiumTask:
     goals: Callable[[np.random.Generator, np.ndarray, int], np.ndarray] | None = None
     """Draws goals: (rng, measurement now, count) to `(count, goal)`; by default uniformly inside the limits."""
     evaluation: Callable[[float], dict[str, np.ndarray]] | None = None
-    """From a speed to paths by name, `(steps, outputs)` each; by default a line and a loop in the inner half."""
+    """From a speed to paths by name, `(steps, outputs)` each; by default a line and a loop in the inner half, or tours
+    through `goals` of your own at the speeds of training."""
     evaluation_speed: float | None = None
-    """Speed along the evaluation paths; by default about half of what `rate` allows."""
+    """Speed along the evaluation paths; by default about half of what `rate` allows, or that of training."""
     place: Callable[[Any, np.ndarray], Any] | None = None
     """Puts the environment at rest at these positions and returns the observation there; evaluation starts so."""
     length_scale: Numbers | None = None
@@ -287,7 +288,10 @@ def _derive(source: GymnasiumTask) -> Task:
         spec = replace(spec, scales=_default_scales(spec, goal_entries, box, 0.2 * spread, moved))
     own_goals, own_paths = source.goals, source.evaluation
     draw = SetPoints(spec, box) if holds else BoxGoals(spec, box)
+    goals = draw if own_goals is None else CheckedGoals(own_goals, box)
     default_paths = SetPointReferences(spec, box, home) if holds else BoxReferences(spec, box, home)
+    if own_goals is not None and not holds:
+        default_paths = GoalTours(spec, goals, home)
     evaluation = default_paths if own_paths is None else CheckedReferences(own_paths, spec, box, home)
     speed = _rounded(default_paths.speed()) if source.evaluation_speed is None else float(source.evaluation_speed)
     evaluation(speed)  # a path outside the limits is reported now, not after training
@@ -298,7 +302,7 @@ def _derive(source: GymnasiumTask) -> Task:
     return Task(
         spec=spec,
         cost=StepCost(spec, goal, _weights(source.change_weight), _weights(source.limit_weight)),
-        sample_goals=draw if own_goals is None else CheckedGoals(own_goals, box),
+        sample_goals=goals,
         evaluation=evaluation,
         evaluation_speed=speed,
         home=home,

@@ -5,7 +5,11 @@ from jaxtyping import Float
 
 from firsthand_onboard import ControlSpec
 
-LIMIT_SLACK = 0.02
+LOOKAHEAD = 2.0
+"""Control periods that a position is looked ahead, at its present speed."""
+BEGIN_SLACK = 0.005
+"""Share of a position's range by which it may be outside where a motion begins."""
+LIMIT_SLACK = 0.01
 """Share of a position's range by which it may be outside: stops of a machine and noise of a sensor are not a fall."""
 
 
@@ -13,8 +17,8 @@ class LimitWatch:
     """Tells when a position is about to leave its limits.
 
     A motion that begins outside, as after a push, may go on while it does not lead farther out. A position leaves where
-    one more period at its present speed would bring it outside: so what is measured stays inside, apart from what
-    happens within a period.
+    two more periods at its present speed would bring it outside: so what is measured stays inside, apart from what
+    happens within them.
     """
 
     def __init__(self, spec: ControlSpec, measured: Float[np.ndarray, " measured"]) -> None:
@@ -29,13 +33,13 @@ class LimitWatch:
         now = np.asarray(measured, float)[self.index]
         step = now - self.before
         self.before = np.where(np.isfinite(now), now, self.before)
-        ahead = now + np.nan_to_num(step)
+        ahead = now + LOOKAHEAD * np.nan_to_num(step)
         return bool(((ahead > self.high) & (step > 0) | (ahead < self.low) & (step < 0)).any())
 
 
-def is_inside(spec: ControlSpec, measured: Float[np.ndarray, " measured"]) -> bool:
-    """Whether every position is inside its limits."""
+def is_inside(spec: ControlSpec, measured: Float[np.ndarray, " measured"], slack: float = 0.0) -> bool:
+    """Whether every position is inside its limits, or outside by at most this share of its range."""
     position = np.asarray(measured, float)[list(spec.layout.position)]
-    return bool(
-        ((position >= np.asarray(spec.limits.position_low)) & (position <= np.asarray(spec.limits.position_high))).all()
-    )
+    low, high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
+    room = slack * (high - low)
+    return bool(((position >= low - room) & (position <= high + room)).all())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from firsthand_onboard import ControlSpec, SelectedOutput
-from firsthand_onboard.features import PEAK_OF_QUINTIC
+from firsthand_onboard.features import PEAK_OF_QUINTIC, build_reference
 from firsthand_onboard.kinematics import nearest_configuration, output_of_positions, tracked_output
 from firsthand_onboard.spec import SpecError
 
@@ -21,6 +21,8 @@ MARGIN = 0.05
 CANDIDATES = 32
 MIN_TRAVEL = 0.3
 """A goal is at least this share of the farthest reachable way off: short hops teach little."""
+TOURS, TOUR_GOALS, TOUR_SEED = 2, 3, 0x70_0055
+"""Evaluation references that are drawn from goals, goals of each, and their seed: training never has it."""
 REHEARSED = 5
 """Places from which goals are asked for before anything moves."""
 CHECKED_POINTS = 16
@@ -201,6 +203,51 @@ class BoxReferences:
         rates = np.minimum(-np.asarray(self.spec.reference.rate_low), np.asarray(self.spec.reference.rate_high))
         per_length = np.abs(np.diff(fine, axis=0)) / step[:, None] / rates
         return float(0.5 / np.quantile(per_length.max(axis=1), 0.95))
+
+
+@dataclass(frozen=True)
+class GoalTours:
+    """References through goals that are drawn like those of training, with seeds of their own, at training's speeds."""
+
+    spec: ControlSpec
+    """Says what a goal is, and how fast a reference may be."""
+    goals: Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
+    """Draws goals: the task's own."""
+    home: tuple[float, ...]
+    """Where each tour starts, at rest."""
+
+    def __call__(self, speed: float) -> tuple[EvaluationReference, ...]:
+        """The tours, faster or slower than in training by `speed` over the mean speed there."""
+        pace = speed / self.speed()
+        found = []
+        for i in range(TOURS):
+            points = self.tour(i)
+            steps = max(round((len(points) - 1) / pace), 1)
+            share = np.linspace(0.0, len(points) - 1, steps + 1)
+            columns = [np.interp(share, np.arange(len(points)), column) for column in points.T]
+            found.append(EvaluationReference(f"tour {i + 1}", np.stack(columns, axis=1), np.asarray(self.home, float)))
+        return tuple(found)
+
+    def tour(self, number: int) -> np.ndarray:
+        """The path of a tour through `TOUR_GOALS` goals, `(steps, outputs)`, one after the other as in training."""
+        spec, rng = self.spec, np.random.Generator(np.random.Philox(key=[TOUR_SEED, number]))
+        measured = np.asarray(spec.scales.measured_center, float)
+        measured[list(spec.layout.position)] = self.home
+        measured[list(spec.layout.velocity)] = 0.0
+        parts = []
+        for goal in self.goals(rng, measured.astype(np.float32), TOUR_GOALS):
+            points = np.asarray(build_reference(spec, measured, np.asarray(goal, float)), float)
+            parts.append(points[: spec.reference.steps])
+            entries = spec.layout.position if spec.reference.space == "position" else None
+            if entries is None:
+                entries = getattr(spec.kinematics, "indices", ())
+            measured[list(entries)] = goal[: len(entries)]
+        return np.concatenate(parts)
+
+    def speed(self) -> float:
+        """The mean speed in training, in units of the tracked output per second."""
+        steps = [np.linalg.norm(np.diff(self.tour(i), axis=0), axis=1) for i in range(TOURS)]
+        return float(np.mean(np.concatenate(steps))) / self.spec.period_s
 
 
 def along(points: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from ..agent.memory import add_memory
 from ..agent.settings import ExcitationSettings
 from ..agent.track_record import change_length
 from ..evaluation import tracking_metrics
-from ..evaluation.metrics import command_effect, saturation
+from ..evaluation.metrics import command_effect, noise_floor, saturation
 from ..models import Controller, Policy
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeRecord, neutral, preview_indices
@@ -334,6 +334,7 @@ def episode_metrics(
         "robot_time_s": episode * robot.task.episode_s,
         "tracking_error": tracking.mean_error,
         "measured_tracking_error": measured,
+        "noise_floor": noise_floor(robot.task.spec, sound),
         "rms_error": tracking.rms_error,
         "max_error": tracking.max_error,
         "controller_loss": tracking.rms_error**2,

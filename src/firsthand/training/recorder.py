@@ -20,6 +20,11 @@ from .parts import AbstractRecorder, Checkpoint, EpisodeSummary, KeptPolicy, Res
 PROOF_EPISODES = 3
 """Episodes that a policy's proof looks at: its own and the ones before it."""
 
+FRESH_EPISODES = 10
+"""For this many episodes a proof counts in full. After that it grows old: a machine that drifts is another machine."""
+AGEING = 1.03
+"""By this factor per episode a proof that is older than `FRESH_EPISODES` counts as worse."""
+
 MIN_VALID_SHARE = 0.5
 """A policy is proven only by an episode of which more than this share was measured soundly."""
 
@@ -40,8 +45,22 @@ def proofs(errors: Sequence[float], valid_shares: Sequence[float]) -> list[float
     return [proof(errors[: k + 1]) if share > MIN_VALID_SHARE else math.nan for k, share in shares]
 
 
+def aged_proof(proven: float, age: int) -> float:
+    """What a proof is worth after `age` more episodes; the lower, the better."""
+    return proven * AGEING ** max(age - FRESH_EPISODES, 0)
+
+
+def find_kept(proven: Sequence[float]) -> int | None:
+    """Which of the episodes' policies is kept in the end, by their proofs; None where nothing is proven."""
+    kept: int | None = None
+    for k, value in enumerate(proven):
+        if value < (math.inf if kept is None else aged_proof(proven[kept], k - kept)):
+            kept = k
+    return kept
+
+
 class PolicyKeeper:
-    """Decides after each episode whether its policy is the best one so far."""
+    """Decides after each episode whether its policy is the best one that was lately proven."""
 
     def __init__(self, kept: KeptPolicy | None = None, errors: Sequence[float] = ()) -> None:
         self.kept = kept
@@ -51,7 +70,7 @@ class PolicyKeeper:
         """Whether the policy that ran this episode is the one to keep from now on."""
         self._errors = [*self._errors, error][-PROOF_EPISODES:]
         proven = proof(self._errors)
-        best = math.inf if self.kept is None else self.kept.proof
+        best = math.inf if self.kept is None else aged_proof(self.kept.proof, episode - self.kept.episode)
         if not (proven < best and valid_share > MIN_VALID_SHARE):
             return False
         self.kept = KeptPolicy(policy, episode, error, proven)
@@ -187,11 +206,11 @@ class FolderRecorder(AbstractRecorder):
                 return
         with atomic.using(f"metrics.jsonl of {self.run.path}"):
             proven = proofs(errors, [row["valid_share"] for row in rows])
-        if not np.isfinite(proven).any():
+        k = find_kept(proven)
+        if k is None:
             self.run.drop_best()
             self._keeper = PolicyKeeper(None, errors)
             return
-        k = int(np.nanargmin(proven))
         number = rows[k]["episode"]
         policy = self.load_policy(number, spec)
         self._save_kept(policy.arrays(), number, errors[k])

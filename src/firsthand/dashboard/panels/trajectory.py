@@ -32,6 +32,7 @@ class TrajectoryPanel:
                 self.note = note()
             self.drawing = Drawing()
             note("dashed: reference · line: what the robot did")
+            self.coordinates = empty_chart()
 
     @staticmethod
     def _number(label: str, placeholder: str) -> ui.number:
@@ -43,6 +44,8 @@ class TrajectoryPanel:
         episode = self.state.episode
         motion = run.motion(episode, self.state.trajectory)
         self.drawing.show(trajectory_charts.drawing_data(run.info, motion))
+        show_chart(self.coordinates, trajectory_charts.coordinate_chart(run.info, motion))
+        self.coordinates.style(f"height: {trajectory_charts.coordinate_chart_height(run.info)}px")
         if motion is not None and run.info is not None:
             self.note.set_text(
                 f"episode {motion.episode}, trajectory {motion.trajectory} of {motion.trajectories}: "

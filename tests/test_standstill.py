@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from firsthand.standstill import WINDOW, find_standstill
+from firsthand.training.display import concerns
 
 LEARNS: dict[str, Any] = {
     "gradient_norm": 0.3,
@@ -69,3 +70,24 @@ def test_commands_without_effect_are_fine_while_the_error_falls():
 )
 def test_what_to_try_next_follows_from_what_was_seen(changes: dict[str, Any], words: str):
     assert words in str(find_standstill(lines(policy_change=0.0, **changes)))
+
+
+def test_the_console_shows_what_matters_and_nothing_else():
+    fine = {
+        "early_ends": 0.0,
+        "horizon": 100,
+        "lost_share": 0.0,
+        "limit_share": 0.01,
+        "rolled_back": False,
+        "policy_change": 0.1,
+        "refused_updates": 0,
+    }
+    assert concerns(fine) == []
+    bad = {**fine, "early_ends": 0.4, "horizon": 20, "lost_share": 0.2, "limit_share": 0.3, "policy_change": 0.0}
+    assert concerns({**bad, "refused_updates": 3}) == [
+        "40 % ended early, of 20 steps",
+        "20 % of the samples lost",
+        "at limits 30 %",
+        "policy unchanged",
+        "3 refused",
+    ]

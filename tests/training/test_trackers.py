@@ -163,9 +163,7 @@ def test_mlflow_keeps_one_run_also_when_training_is_resumed(tmp_path: Path, monk
 
 
 def test_a_tracker_that_is_not_known_or_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        UserError, match=r"'wandbb' \(did you mean 'wandb'\?\), but must be one of mlflow, wandb"
-    ):
+    with pytest.raises(UserError, match=r"'wandbb' \(did you mean 'wandb'\?\), but must be one of mlflow, wandb"):
         check_tracker("wandbb")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"tracking with mlflow needs its package: pip install 'firsthand\[mlflow\]'"):

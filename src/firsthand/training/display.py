@@ -28,8 +28,10 @@ LOST_SHARE, LIMIT_SHARE = 0.05, 0.05
 def concerns(metrics: Mapping[str, Any]) -> list[str]:
     """What else an episode's line shows where it matters: lost steps, steps at limits, updates without a result."""
     found = []
-    if metrics["valid_share"] < 1 - LOST_SHARE:
-        found.append(f"valid {100 * metrics['valid_share']:.0f} %")
+    if metrics["early_ends"] > LOST_SHARE:
+        found.append(f"{100 * metrics['early_ends']:.0f} % ended early, of {metrics['horizon']} steps")
+    if metrics["lost_share"] > LOST_SHARE:
+        found.append(f"{100 * metrics['lost_share']:.0f} % of the samples lost")
     if metrics["limit_share"] > LIMIT_SHARE:
         found.append(f"at limits {100 * metrics['limit_share']:.0f} %")
     if metrics["rolled_back"]:

@@ -15,14 +15,10 @@ from ..tasks import Task
 
 MIN_HORIZON = 10
 """Shorter trajectories show nothing."""
-FALLS = 0.25
-"""Share of trajectories that end early, from which on the horizon is shortened."""
-HEADROOM = 0.8
-"""The horizon over the median length of the trajectories, where many end early."""
+STANDING_SHARE = 0.5
+"""The horizon over the time that the robot stands between two falls."""
 GROWTH = 1.3
-"""What the horizon is multiplied by where hardly any trajectory ended early."""
-STANDS = 0.1
-"""Share of trajectories that may end early for that."""
+"""By this factor the horizon grows at most, from one episode to the next."""
 
 
 class Horizon:
@@ -39,11 +35,8 @@ class Horizon:
         share = float(np.mean(lengths < min(self.steps, record.valid.shape[1])))
         if not self.adaptive:
             return share
-        if share > FALLS:
-            wanted = HEADROOM * float(np.median(lengths))
-        elif share <= STANDS:
-            wanted = GROWTH * self.steps
-        else:
-            wanted = self.steps
+        falls = round(share * len(lengths))
+        stands = float(lengths.sum()) / falls if falls else math.inf
+        wanted = min(STANDING_SHARE * stands, GROWTH * self.steps)
         self.steps = int(np.clip(math.ceil(wanted), min(MIN_HORIZON, self.longest), self.longest))
         return share

@@ -364,6 +364,7 @@ def episode_metrics(
         "saturation": saturation(robot.task.spec, record),
         "command_effect": command_effect(robot.task.spec, sound),
         "valid_share": float(sound.valid.mean()),
+        "lost_share": 1.0 - float(sound.valid.sum()) / max(int(record.valid.sum()), 1),
         **health_metrics(robot.task.spec, update.health),
         **observer_metrics(state.estimation, record),
     }

@@ -19,6 +19,7 @@ import numpy as np
 from firsthand.controllers.bases import find_base
 from firsthand.evaluation import tracking_metrics
 from firsthand.robots.registry import find_robot
+from firsthand.robots.user_file import short_name
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.base_guard import BaseGuard
 from firsthand.training.bases import BASE_EXCITATION
@@ -90,11 +91,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--change", type=change, nargs="*", default=[], help="settings, such as model.steps=300")
     options = parser.parse_args()
-    plain = find_robot(options.robot)
+    plain = find_robot(options.robot, approve=True)
     base = find_base(options.base, options.mode, plain, seed=options.seeds[0])
     print(base.origin, flush=True)
     found, rows = base.put_inside(plain), []
-    file = RESULTS / f"on-top-of-a-base-{options.robot}-{options.mode}.json"
+    file = RESULTS / f"on-top-of-a-base-{short_name(options.robot)}-{options.mode}.json"
 
     def save(row: dict[str, Any]) -> None:
         rows.append({name: _short(value) for name, value in row.items()})

@@ -37,7 +37,7 @@ def joint_errors(record: Any, indices: tuple[int, ...]) -> list[float]:
 
 
 def run(options: argparse.Namespace, base: Any, found: Any, seed: int, save: Any) -> None:
-    changes = {"excitation.amplitude": BASE_EXCITATION, **dict(options.change)}
+    changes = {"excitation.amplitude": BASE_EXCITATION[options.mode], **dict(options.change)}
     config = TrainingConfig.of(options.robot, "fast", episodes=options.episodes, seed=seed, changes=changes)
     robot, spec = found.make(seed=seed), found.task.spec
     trainer = Trainer(robot, config, prior=Prior(base=base), supervisor=BaseGuard(spec, NoSupervisor()))

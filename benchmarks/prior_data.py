@@ -41,6 +41,7 @@ from firsthand_onboard.kinematics import tracked_output
 
 RESULTS = Path(__file__).parent / "results" / "prior-data.json"
 ON_TOP = "clumsy PI, on top of that PI"
+GENTLE = "clumsy PI, gently excited"
 VARIANTS = {
     "nothing": (None, True, False),
     "random motion": ("random", True, False),
@@ -49,6 +50,7 @@ VARIANTS = {
     "clumsy PI, policy not practised": ("pi", False, False),
     "random motion, first episode excited": ("random", True, True),
     ON_TOP: ("pi", False, True),
+    GENTLE: ("pi", True, False),
 }
 """Name to (log, whether the policy practises on the model, whether the first episode is excited all the same)."""
 
@@ -120,10 +122,13 @@ def clumsy_base(spec: ControlSpec) -> Base:
     )
 
 
-def run(log: Path | None, practised: bool, excited: bool, on_top: bool, seed: int, episodes: int, tick) -> dict:
+def run(log: Path | None, practised: bool, excited: bool, variant: str, seed: int, episodes: int, tick) -> dict:
+    on_top = variant == ON_TOP
     changes = {} if practised else {"imagination.practice_episodes": 0}
+    if variant == GENTLE:
+        changes |= {"excitation.log_share": 0.3}
     if on_top:
-        changes |= {"excitation.amplitude": BASE_EXCITATION}
+        changes |= {"excitation.amplitude": BASE_EXCITATION["add"]}
     config = TrainingConfig.of("excavator", "fast", episodes=episodes, seed=seed, changes=changes)
     task = make_task(config.robot)
     start = prior.gather(task.spec, data=[log] if log else [])
@@ -175,7 +180,7 @@ def main() -> None:
             for variant in options.only:
                 log, practised, excited = VARIANTS[variant]
                 progress.update(bar, description=f"{variant}, seed {seed}")
-                done = run(logs[log], practised, excited, variant == ON_TOP, seed, options.episodes, tick)
+                done = run(logs[log], practised, excited, variant, seed, options.episodes, tick)
                 others = [r for r in results.get(variant, []) if r["seed"] != seed]
                 results[variant] = sorted([*others, done], key=lambda r: r["seed"])
                 content = {"minutes": options.minutes, "pi_error": pi_error, "variants": results}

@@ -100,7 +100,7 @@ def train(
     """
     named = find_preset(preset)
     if base is not None:
-        named = named.with_changes({"excitation.amplitude": BASE_EXCITATION})
+        named = named.with_changes({"excitation.amplitude": BASE_EXCITATION.get(base_mode, 0.0)})
     chosen = settings if isinstance(settings, Settings) else named.with_changes(settings or {})
     count = EPISODES[preset] if episodes is None else episodes
     under: Base | None = None

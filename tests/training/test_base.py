@@ -200,9 +200,9 @@ def test_authority_is_earned_and_lost():
     assert (state.base_error, state.base_peak, state.authority) == (1.0, 2.0, 0.2)
     state = judge_with_base(state, settings, row(2, 0.9))
     assert (state.authority, state.good_episode) == (pytest.approx(0.3), 2)
-    state = judge_with_base(state, settings, row(3, 1.15))
+    state = judge_with_base(state, settings, row(3, 1.25))
     assert (state.authority, state.good_episode) == (pytest.approx(0.15), 2)
-    assert "1.15 times the base's" in state.go_back
+    assert "1.25 times the base's" in state.go_back
     state = judge_with_base(state, settings, row(4, 0.9, base_share=0.1))
     assert "the base took over" in state.go_back
     for episode in range(5, 30):

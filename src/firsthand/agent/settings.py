@@ -357,6 +357,13 @@ class ExcitationSettings(Group):
     amplitude: Number = setting(0.5, "amplitude of the random commands, of half the range; 0 turns them off", minimum=0)
     episodes: int = setting(1, "how many first episodes have them", minimum=0)
     time_constant_s: Number = setting(0.5, "how fast they change, in seconds", above=0)
+    log_share: Number = setting(
+        0.0,
+        "share of the amplitude where the model has learned from logs or another run; a log of a controller alone "
+        "cannot tell what a command does from what the controller answers to",
+        minimum=0,
+        maximum=1,
+    )
 
 
 @dataclass(frozen=True)

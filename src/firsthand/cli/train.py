@@ -200,7 +200,8 @@ class Train:
             return given
         from ..training.bases import BASE_EXCITATION
 
-        return {"excitation.amplitude": BASE_EXCITATION} | given
+        gentle = BASE_EXCITATION.get(self.base_mode or "add")  # pyright: ignore[reportArgumentType]
+        return ({} if gentle is None else {"excitation.amplitude": gentle}) | given
 
     def _find_base(self, found: Any, config: Any) -> Any:
         """The controller that the run learns on top of; None without --base."""

@@ -41,7 +41,7 @@ class BaseSettings:
     """Factor on it after one that was."""
     min_share: float = 0.25
     """It shrinks to at least this share of the first."""
-    tolerance: float = 1.1
+    tolerance: float = 1.2
     """An episode is no worse than the base if its error is at most this many times the base's."""
     limit: float = 1.3
     """The learned part fades out where the error of half a second exceeds the base's largest by this factor."""

@@ -22,11 +22,12 @@ from ..robots.base_file import load_function_base
 from ..robots.registry import NamedRobot
 from ..robots.target import TargetSource
 from ..runs import RunFolder, atomic, packed
-from .origin import BaseOrigin
+from .origin import BaseMode, BaseOrigin
 
 FILE = "base.safetensors"
-BASE_EXCITATION = 0.1
-"""Amplitude of the random commands of the first episodes on top of a base, of half the range: what it rejects."""
+BASE_EXCITATION: dict[BaseMode, float] = {"add": 0.1, "target": 0.05}
+"""Amplitude of the random commands of the first episodes on top of a base, of half the range: what it rejects. Half the
+range of a target is half of where the robot can go."""
 FIRST_AUTHORITY = 0.2
 """Share of half the command range that the learned part may use at first."""
 

@@ -45,12 +45,14 @@ def plan_episode(
     """Goals of an episode (counted from 0), and random commands to add to the policy's, or None.
 
     Goals start from what the robot measures, or, where that is not finite, from home. Random commands are for the first
-    episodes of a model that has seen no motion yet.
+    episodes of a model that has seen no motion yet; one that has gets `excitation.log_share` of them.
     """
     here = measured if np.isfinite(measured).all() else measurement_at_rest(task.spec, np.asarray(task.home))
     goals = task.sample_goals(rng, here, task.trajectories)
     chosen = settings.excitation
-    if not chosen.amplitude > 0 or episode >= chosen.episodes or has_seen_motion:
+    if has_seen_motion:
+        chosen = dataclasses.replace(chosen, amplitude=chosen.log_share * chosen.amplitude)
+    if not chosen.amplitude > 0 or episode >= chosen.episodes:
         return goals, None
     return goals, smooth_excitation(task, chosen, rng)
 

@@ -128,7 +128,7 @@ def write_export(
     return [folder / name for name in files]
 
 
-BASE_FORMATS = ("c", "safetensors")
+BASE_FORMATS = ("c", "ros2_control", "safetensors")
 """Formats that hold a base."""
 
 
@@ -142,7 +142,7 @@ def check_base_export(controller: Controller, kind: str, run: Run) -> None:
             f"the policy of {run.path} runs on top of a function in a file of yours, which no export holds; use it "
             "from Python."
         )
-    if kind == "c" and isinstance(controller.spec.kinematics, SerialChain):
+    if kind in ("c", "ros2_control") and isinstance(controller.spec.kinematics, SerialChain):
         raise UserError(f"the policy of {run.path} runs on top of a base, which C has for planar robots only.")
     if kind not in BASE_FORMATS:
         raise UserError(

@@ -43,7 +43,7 @@ def test_policy(robot_name: str, sensors: str, policy) -> dict[str, float]:
 def learn(robot_name: str, sensors: str, preset: str, episodes: int, seed: int, marks: list[int]) -> list[dict]:
     """One run; a row per mark, with the error while learning."""
     config = TrainingConfig.of(robot_name, preset, episodes=episodes, seed=seed, sensors=sensors)
-    trainer = Trainer(fh.make_robot(robot_name, seed=seed, sensors=sensors), config)
+    trainer = Trainer(fh.make_robot(robot_name, seed=seed, sensors=sensors), config, keep_going=True)
     rows, began = [], time.process_time()
     for episode in range(1, episodes + 1):
         metrics = trainer.run_episode().metrics

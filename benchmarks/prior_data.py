@@ -137,7 +137,7 @@ def run(log: Path | None, practised: bool, excited: bool, variant: str, seed: in
     if on_top:
         start = replace(start, base=clumsy_base(task.spec))
         supervisor = BaseGuard(task.spec, NoSupervisor())
-    trainer = Trainer(robot, config, prior=start, supervisor=supervisor)
+    trainer = Trainer(robot, config, prior=start, supervisor=supervisor, keep_going=True)
     errors: list[float] = []
     motion = mock.patch.object(prior.Prior, "has_seen_motion", new=not excited and bool(start.rows))
     with motion:

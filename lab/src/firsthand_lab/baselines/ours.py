@@ -93,7 +93,7 @@ def _run(
     )
     ledger = Ledger(folder, Stepper(plant, task), parameters["marks"], report)
     robot = Timed(plant, task, seed=config.seed)
-    trainer = Trainer(robot, config, learner=learner)
+    trainer = Trainer(robot, config, learner=learner, keep_going=True)
     acting, updates = acting_s(trainer.state.policy, task), 0
     while trainer.episode < config.episodes:
         began = time.process_time() - robot.simulation_s

@@ -54,7 +54,9 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         with machine(parameters, done * task.episode_s, folder) as address:
             robot = TimedRobot(address, task, run=f"deployment-{parameters['seed']}", say=print)
             watch, guard = Watch(parameters, folder, robot, report), Guard(task, GuardSettings())
-            trainer = Trainer(robot, config, FolderRecorder(kept), supervisor=guard, callbacks=(watch,))
+            trainer = Trainer(
+                robot, config, FolderRecorder(kept), supervisor=guard, callbacks=(watch,), keep_going=True
+            )
             if done:
                 trainer.resume()
                 watch.resume(kept)

@@ -308,7 +308,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         described = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
         run_folder = RunFolder.create(path, described, provenance=provenance.collect())
     with run_folder:
-        trainer = Trainer(robot, config, FolderRecorder(run_folder))
+        trainer = Trainer(robot, config, FolderRecorder(run_folder), keep_going=True)
         trainer.resume()
         marks = Marks(kept, trainer, plant_at(0), parameters["marks"])
         while trainer.episode < config.episodes:

@@ -31,6 +31,8 @@ COLUMNS = (
     "refused_updates",
     "limit_hits",
     "update_time_s",
+    "learned_authority",
+    "base_share",
 )
 """Fields of metrics.jsonl that the page shows."""
 READ_BYTES = 8 << 20

@@ -1,5 +1,7 @@
 """How the run learns: the error per episode, beside other runs, the losses, and the health of the model."""
 
+import math
+
 from nicegui import ui
 
 from ...advice import advise, no_advice
@@ -101,8 +103,14 @@ def _summarize_health(run: RunFollower) -> str:
     if not run.metrics.episodes:
         return "nothing to show yet"
     last = run.metrics.last
+    over_base = ""
+    if math.isfinite(last("learned_authority")):
+        over_base = (
+            f" · authority of the learned part over the base: {100 * last('learned_authority'):.0f} % · the base alone "
+            f"in {100 * last('base_share'):.0f} % of the last episode"
+        )
     return (
         f"refused updates: {last('refused_updates'):.0f} · policy steps in the last episode: "
         f"{last('steps_taken'):.0f} · steps at a position limit: {last('limit_hits'):.0f} · "
-        f"computing: {last('update_time_s'):.1f} s"
+        f"computing: {last('update_time_s'):.1f} s{over_base}"
     )

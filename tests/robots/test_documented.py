@@ -1,5 +1,6 @@
 """The robots in docs/bring_your_robot.md and examples/ move. The one in the README is trained in tests/cli."""
 
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -16,10 +17,11 @@ PAGE = documented_files("docs/bring_your_robot.md")
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [("trolley.py", "task"), ("cart.py", "cart"), ("examples/reacher.py", "task")],
+    [("trolley.py", "task"), ("cart.py", "cart"), ("examples/reacher.py", "task"), ("examples/urdf_arm.py", "pose")],
 )
 def test_a_documented_robot_moves(tmp_path: Path, file: str, name: str) -> None:
     (tmp_path / Path(file).name).write_text(PAGE[file] if file in PAGE else (ROOT / file).read_text())
+    shutil.copytree(ROOT / "examples" / "arms", tmp_path / "arms")
     robot_name = f"{tmp_path / Path(file).name}:{name}"
     found = find_robot(robot_name, approve=True)
     task, robot = found.task, found.make()

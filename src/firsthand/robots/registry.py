@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import UserError, suggest
 from ..plants.base import AbstractPlant
 from ..plants.sensors import Sensors, sense
-from ..tasks import Task, excavator_task, soft_arm_task
+from ..tasks import Task, excavator_cabin_task, excavator_task, soft_arm_task
 from . import real_excavator
 from .address import is_address
 from .base import AbstractRobot
@@ -92,6 +92,12 @@ def _excavator_pressure(payload_kg: float) -> AbstractPlant:
     return ExcavatorPressure().with_payload(payload_kg)
 
 
+def _excavator_cabin(payload_kg: float) -> AbstractPlant:
+    from ..plants.excavator import ExcavatorCabin
+
+    return ExcavatorCabin().with_payload(payload_kg)
+
+
 def _excavator_realistic(payload_kg: float) -> AbstractPlant:
     return _realistic_variant("")(payload_kg)
 
@@ -165,6 +171,7 @@ def soft_arm_sensors() -> dict[str, Sensors | None]:
 ROBOTS: dict[str, BuiltIn] = {
     "excavator": BuiltIn(excavator_task, _excavator, excavator_sensors, "exact"),
     "excavator-pressure": BuiltIn(excavator_task, _excavator_pressure, excavator_sensors, "exact"),
+    "excavator-cabin": BuiltIn(excavator_cabin_task, _excavator_cabin),
     "excavator-realistic": BuiltIn(
         excavator_task, _excavator_realistic, excavator_sensors, "real", _realistic_variant, _within_lift
     ),

@@ -1,5 +1,6 @@
 """The simulated Menzi Muck M545 arm, in three fidelities."""
 
+from firsthand.plants.excavator.cabin import ExcavatorCabin as ExcavatorCabin
 from firsthand.plants.excavator.effects import Effects as Effects
 from firsthand.plants.excavator.flow import ExcavatorFlow as ExcavatorFlow
 from firsthand.plants.excavator.flow import FlowState as FlowState

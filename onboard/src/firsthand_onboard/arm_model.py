@@ -105,6 +105,17 @@ class ArmModel:
         return tuple(share * speed for speed in self.speed if speed is not None)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of what such an arm measures: all positions, then all velocities."""
+        return (*(f"{name}.position" for name in self.joints), *(f"{name}.velocity" for name in self.joints))
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Their units."""
+        positions = tuple("rad" if joint.kind == "revolute" else "m" for joint in self.chain.joints)
+        return (*positions, *(f"{unit}/s" for unit in positions))
+
+    @property
     def middle(self) -> tuple[float, ...]:
         """The middle of each joint's range."""
         return tuple((a + b) / 2 for a, b in zip(self.position_low, self.position_high))  # noqa: B905

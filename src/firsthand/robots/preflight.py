@@ -131,7 +131,9 @@ def _names(spec: ControlSpec) -> list[Finding]:
     else:
         rows = [Finding("names", Verdict.OK, ", ".join((*layout.measured, *layout.commands)))]
     missing = [
-        what for what, units in (("measured", layout.measured_units), ("command", layout.command_units)) if not units
+        what
+        for what, units in (("measured", layout.measured_units), ("command", layout.command_units))
+        if not any(units)
     ]
     if missing:
         rows.append(Finding("units", Verdict.DOUBTFUL, f"{' and '.join(missing)} units are not declared"))

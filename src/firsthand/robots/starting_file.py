@@ -114,11 +114,16 @@ task = fh.GymnasiumTask(
     tracked=arm.chain,
     positions=range({count}),
     velocities=range({count}, {2 * count}),
+    names=arm.names,
+    units=arm.units,
     position_low=low,
     position_high=high,
     rate=SHARE * np.asarray(SPEED),
+    command_names=arm.joints,
+    command_units=arm.units[{count}:],
     command_low=-fastest,
     command_high=fastest,
+    neutral=0.0,  # EDIT: the command that leaves it alone
     command_memory=4,  # EDIT: dead time in control periods, and two more; `firsthand inspect` measures it
 )
 '''
@@ -232,6 +237,7 @@ def gymnasium_text(file: str, name: str) -> str:
         "    positions=(0,),  # EDIT: entries that are positions, of those above",
         "    velocities=(),  # EDIT: entries that are their velocities, in the same order; () if none are measured",
         "    angles=(),  # EDIT: entries that jump at ±π",
+        "    names=None,  # EDIT: what the entries are called; units= likewise",
         f"    position_low={_number(low)},  # EDIT: where it shall work, one per position",
         f"    position_high={_number(high)},  # EDIT",
         f"    rate={_number(0.1 * (high - low))},  # EDIT: highest speed that references may ask for, per second",
@@ -338,9 +344,14 @@ task = fh.GymnasiumTask(
     place=place_axes,  # EDIT: leave it out for a robot that cannot be put somewhere
     positions=range({count}),
     velocities={velocities},
+    names=(*POSITIONS, *VELOCITIES),
+    units=("",) * {count + len(found.velocities)},  # EDIT: rad, m, bar …
     position_low=LOW,
     position_high=HIGH,
     rate=[0.5 * speed for speed in SPEED],
+    command_names=COMMANDS,
+    command_units=("",) * {driven},  # EDIT
+    neutral=None,  # EDIT: the command that leaves it alone; None is the middle of the range
     period_s=PERIOD_S,
 )
 '''

@@ -8,7 +8,7 @@ from firsthand.plants.excavator import ExcavatorCabin, cabin
 from firsthand.tasks import excavator_cabin as task_module
 from firsthand.tasks import excavator_cabin_task, excavator_task
 from firsthand_onboard.features import build_reference
-from firsthand_onboard.kinematics import output_of_positions
+from firsthand_onboard.kinematics import nearest_configuration, output_of_positions
 
 TASK = excavator_cabin_task(hidden=(4,))
 SPEC = TASK.spec
@@ -42,7 +42,7 @@ def test_evaluation_paths_are_in_space_and_can_be_reached():
         steps = np.linalg.norm(np.diff(reference.points, axis=0), axis=1)
         assert steps.max() <= 0.5 * SPEC.period_s * 1.01
         farthest = reference.points[np.argmax(np.linalg.norm(reference.points, axis=1))]
-        task_module.nearest_configuration(SPEC.kinematics, farthest, low=task_module.LOW, high=task_module.HIGH)
+        nearest_configuration(task_module.CABIN_CHAIN, farthest, low=task_module.LOW, high=task_module.HIGH)
 
 
 def test_the_swing_drive():
@@ -52,7 +52,12 @@ def test_the_swing_drive():
     def turn(home, command, steps):
         state = plant.reset(jnp.asarray(home))
         commands = jnp.zeros((steps, 5)).at[:, 0].set(command)
-        _, seen = jax.lax.scan(lambda s, u: (plant.step(s, u, key=key),) * 2, state, commands)
+
+        def step(state, command):
+            after = plant.step(state, command, key=key)
+            return after, after
+
+        _, seen = jax.lax.scan(step, state, commands)
         return seen.angle, seen.speed
 
     turn_jit = jax.jit(turn, static_argnums=2)

@@ -3,6 +3,7 @@
 The shapes in the types are checked in every test: see `--jaxtyping-packages` in pyproject.toml.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -32,6 +33,14 @@ from firsthand_onboard import (
     SelectedOutput,
     StateLayout,
 )
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage less often, and not among what stays: tracing makes many objects, and few cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
+
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")

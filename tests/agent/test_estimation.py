@@ -1,23 +1,22 @@
 """The learned observer: against the Kalman filter, against the onboard one, and when it is used."""
 
 import dataclasses
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.linalg import solve_discrete_are
 
+from firsthand.agent import estimation, windows
 from firsthand.agent.buffer import Buffer, append_rollout, append_rows
 from firsthand.agent.estimation import (
     BURN_IN,
     Estimation,
-    estimate_rollout,
-    estimate_states,
-    forecast_errors,
     gain_mask,
     initial_observer,
-    innovation_error,
     learn_candidates,
     learn_observer,
     observer_dynamics,
@@ -25,11 +24,18 @@ from firsthand.agent.estimation import (
 )
 from firsthand.agent.model_learning import adam, initial_optimizer, learn_model
 from firsthand.agent.settings import Settings
-from firsthand.agent.windows import find_continuations
 from firsthand.models import Dynamics, Observer
 from firsthand.optim.rollout import Rollout
 from firsthand_onboard import NumpyObserver
 from firsthand_onboard.features import initial_state, next_state
+
+# A program each, instead of one per operation.
+estimate_rollout = eqx.filter_jit(estimation.estimate_rollout)
+estimate_states = eqx.filter_jit(estimation.estimate_states)
+forecast_errors = eqx.filter_jit(estimation.forecast_errors)
+innovation_error = eqx.filter_jit(estimation.innovation_error)
+find_continuations = eqx.filter_jit(windows.find_continuations)
+make_rollout: Any = eqx.filter_jit(Rollout.from_arrays)
 
 PERIOD, A, B = 0.1, 0.9, 0.2
 """v⁺ = A v + B u + w; the position follows by the trapezoidal rule."""
@@ -76,7 +82,7 @@ def as_rollout(spec, run, trajectories: int = 1) -> Rollout:
     _, measured, commands = run
     states, steps = registers(spec, measured, commands), len(commands) // trajectories
     cut = np.stack([states[i * steps : (i + 1) * steps + 1] for i in range(trajectories)])
-    return Rollout.from_arrays(jnp.asarray(cut), jnp.asarray(commands[: trajectories * steps].reshape(-1, steps, 1)))
+    return make_rollout(cut, commands[: trajectories * steps].reshape(-1, steps, 1))
 
 
 SETTINGS = Settings().with_changes(
@@ -134,7 +140,7 @@ def test_the_learned_observer_estimates_about_as_well_as_the_kalman_filter(spec,
     def error(estimates) -> float:
         return float(np.mean((((np.asarray(estimates) - truth[1:]) / unit) ** 2)[100:]))
 
-    found, best = error(rollout.states[0, 1:, :2]), error(optimal)
+    found, best = error(np.asarray(rollout.states)[0, 1:, :2]), error(optimal)
     assert error(measured[1:]) > 2 * best  # there is something to estimate
     assert found < 1.1 * best, (found, best)
 
@@ -143,7 +149,8 @@ def slopes(model: Dynamics, spec) -> np.ndarray:
     """A and B of the model, as means over states that were visited."""
     _, measured, commands = simulate(400, seed=3)
     states = jnp.asarray(registers(spec, measured, commands)[:-1])
-    state, command = jax.vmap(jax.jacfwd(lambda x, u: model(x, u)[1], argnums=(0, 1)))(states, jnp.asarray(commands))
+    jacobians = jax.jit(jax.vmap(jax.jacfwd(lambda x, u: model(x, u)[1], argnums=(0, 1))))
+    state, command = map(np.asarray, jacobians(states, commands))
     return np.asarray([state[:, 1].mean(), command[:, 0].mean()])
 
 
@@ -224,8 +231,9 @@ def test_an_estimate_goes_on_from_one_trajectory_to_the_next(spec, learned):
 
 def test_the_outcome_of_the_last_step_before_a_gap_is_the_estimate(spec, learned):
     rollout = as_rollout(spec, simulate(20, seed=14))
-    valid = jnp.ones((1, 20), bool).at[0, 10].set(False)
-    cut = Rollout.from_arrays(rollout.states, rollout.commands, valid=valid)
+    valid = np.ones((1, 20), bool)
+    valid[0, 10] = False
+    cut = make_rollout(rollout.states, rollout.commands, valid=valid)
     whole, found = (np.asarray(estimate_rollout(learned, each).states)[0] for each in (rollout, cut))
     np.testing.assert_allclose(found[:11], whole[:11], atol=1e-6)  # x̂_10 is the outcome of step 9
     assert np.abs(found[12] - whole[12]).max() > 1e-4  # behind the gap the estimate began anew
@@ -239,22 +247,22 @@ def test_the_error_of_an_observers_model_is_that_of_its_predictions(spec, learne
     assert float(innovation_error(deaf, rollout)) > exact > 0
     innovation = (VELOCITY**2 + PROCESS**2) / float(learned.parameters.change_scale[0]) ** 2
     assert 0.5 * innovation < exact < 2 * innovation  # about the noise of the velocity
-    blind = Rollout.from_arrays(rollout.states, rollout.commands, valid=jnp.zeros_like(rollout.valid))
+    blind = make_rollout(rollout.states, rollout.commands, valid=np.zeros(rollout.valid.shape, bool))
     assert np.isnan(float(innovation_error(learned, blind)))
 
 
 def candidates(spec, noise: float, episodes: int = 4) -> Estimation:
     settings = SETTINGS.with_changes({"model.steps": 600, "observer.windows": 16})
     model = Dynamics.random(spec, settings.model.hidden, key=jax.random.key(0))
-    estimation, optimizer = Estimation.initial(model, settings), initial_optimizer(model, settings)
+    found, optimizer = Estimation.initial(model, settings), initial_optimizer(model, settings)
     buffer = Buffer.empty(episodes * 600, spec.layout.size, 1, 2)
     update = jax.jit(learn_candidates, static_argnames="settings")
     for i in range(episodes):
         rollout = as_rollout(spec, simulate(600, seed=20 + i, noise=noise), trajectories=6)
         buffer = append_rollout(buffer, rollout)
-        estimation, optimizer, report = update(estimation, optimizer, buffer, rollout, settings, key=jax.random.key(i))
+        found, optimizer, report = update(found, optimizer, buffer, rollout, settings, key=jax.random.key(i))
         assert bool(report.accepted)
-    return estimation
+    return found
 
 
 def test_the_observer_is_used_behind_noisy_sensors_and_not_behind_exact_ones(spec):
@@ -264,8 +272,8 @@ def test_the_observer_is_used_behind_noisy_sensors_and_not_behind_exact_ones(spe
     assert not bool(exact.active)
     assert float(exact.missed) < SETTINGS.model.noise_share < float(noisy.missed)
     # What the policy is given is the model of the one in use.
-    for estimation, expected in ((noisy, observer_dynamics(noisy.observer)), (exact, exact.register_model)):
-        for a, b in zip(jax.tree.leaves(estimation.dynamics), jax.tree.leaves(expected), strict=True):
+    for found, expected in ((noisy, observer_dynamics(noisy.observer)), (exact, exact.register_model)):
+        for a, b in zip(jax.tree.leaves(found.dynamics), jax.tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(a, b)
 
 
@@ -279,7 +287,7 @@ def test_register_and_observer_forecast_alike_before_anything_is_learned(spec):
 def test_an_episode_without_a_valid_step_compares_nothing(spec):
     observer = initial_observer(Dynamics.random(spec, (8,), key=jax.random.key(0)), SETTINGS)
     rollout = as_rollout(spec, simulate(60, seed=5))
-    blind = Rollout.from_arrays(rollout.states, rollout.commands, valid=jnp.zeros_like(rollout.valid))
+    blind = make_rollout(rollout.states, rollout.commands, valid=np.zeros(rollout.valid.shape, bool))
     assert all(
         np.isnan(float(error)) for error in forecast_errors(observer_dynamics(observer), observer, blind, SETTINGS)
     )

@@ -8,24 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from firsthand.agent import windows as module
 from firsthand.agent.buffer import Buffer, ImaginedStarts, append_rows
 from firsthand.agent.corrected_model import imagined_errors, make_rollout_inputs
 from firsthand.agent.model_learning import initial_optimizer, learn_model
 from firsthand.agent.settings import Settings
-from firsthand.agent.windows import (
-    Windows,
-    draw_windows,
-    error_scales,
-    find_continuations,
-    find_sound,
-    multi_step_loss,
-    noise_blend,
-    noise_share,
-    pseudo_huber,
-)
+from firsthand.agent.windows import Windows
 from firsthand.models import Dynamics
 from firsthand.optim.rollout import Rollout
 from firsthand_onboard.features import initial_state, next_state
+
+# A program each, instead of one per operation.
+draw_windows, find_continuations = eqx.filter_jit(module.draw_windows), eqx.filter_jit(module.find_continuations)
+find_sound, error_scales = eqx.filter_jit(module.find_sound), eqx.filter_jit(module.error_scales)
+multi_step_loss, noise_share = eqx.filter_jit(module.multi_step_loss), eqx.filter_jit(module.noise_share)
+noise_blend, pseudo_huber = eqx.filter_jit(module.noise_blend), eqx.filter_jit(module.pseudo_huber)
 
 A, B = 0.9, 0.2
 """The probe's velocity: v⁺ = A v + B u₋₁."""
@@ -120,7 +117,7 @@ def learned(spec, buffer, horizon: int) -> Dynamics:
 def slopes(model: Dynamics, buffer: Buffer) -> np.ndarray:
     """∂v⁺/∂v and ∂v⁺/∂u₋₁, as the mean over visited states."""
     rows = buffer.states[:400]
-    jacobians = eqx.filter_vmap(jax.jacfwd(lambda x: model(x, jnp.zeros(1))))(rows)
+    jacobians = eqx.filter_jit(eqx.filter_vmap(jax.jacfwd(lambda x: model(x, jnp.zeros(1)))))(rows)
     return np.asarray(jacobians[:, 1]).mean(axis=0)[[1, 2]]
 
 
@@ -138,8 +135,9 @@ def test_the_share_that_cannot_be_predicted_tells_noise_from_exact_sensors(spec)
     for noise in (0.0, 0.25):
         buffer = fill(spec, sequence(spec, 1500, noise=noise))
         model = learned(spec, buffer, 12)
-        predictions = jax.vmap(model)(buffer.states[:1500], buffer.commands[:1500])[:, :2]
-        scales = error_scales(predictions - buffer.following[:1500], model, SETTINGS)
+        states, commands, following = (np.asarray(a)[:1500] for a in (buffer.states, buffer.commands, buffer.following))
+        predictions = np.asarray(jax.jit(jax.vmap(model))(states, commands))[:, :2]
+        scales = error_scales(jnp.asarray(predictions - following), model, SETTINGS)
         shares.append(float(noise_share(scales, model)))
     assert shares[0] < SETTINGS.model.noise_share < shares[1]
 

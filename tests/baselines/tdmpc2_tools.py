@@ -43,7 +43,9 @@ def new_state(config: Config, observation: int, action: int) -> State:
 def perturbed(tree: Any) -> Any:
     """The same with noise on every number, so that nothing is zero by its initial value."""
     rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape, np.float32), tree)
+    return jax.tree.map(
+        lambda x: jnp.asarray(np.asarray(x) + np.float32(0.1) * rng.standard_normal(x.shape, np.float32)), tree
+    )
 
 
 def normal(*shape: int) -> jax.Array:

@@ -8,30 +8,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand_lab.baselines.tdmpc2 import Config
+from firsthand_lab.baselines.tdmpc2 import Config, learning, networks, planning, regression
 from firsthand_lab.baselines.tdmpc2.agent import _plan, _update
-from firsthand_lab.baselines.tdmpc2.learning import (
-    draw_update_noise,
-    model_loss,
-    policy_loss,
-    td_targets,
-    value_loss,
-)
-from firsthand_lab.baselines.tdmpc2.networks import (
-    Network,
-    WorldModel,
-    draw_action,
-    draw_pairs,
-    kept_units,
-    member,
-    mish,
-    simnorm,
-    values_of_pair,
-)
-from firsthand_lab.baselines.tdmpc2.planning import draw_plan_noise, unroll
-from firsthand_lab.baselines.tdmpc2.regression import cross_entropy, expected, symexp, symlog, two_hot
+from firsthand_lab.baselines.tdmpc2.learning import draw_update_noise, model_loss, policy_loss, value_loss
+from firsthand_lab.baselines.tdmpc2.networks import Network, WorldModel, draw_pairs, kept_units, member
+from firsthand_lab.baselines.tdmpc2.planning import draw_plan_noise
 
 from .tdmpc2_tools import TINY, Line, line_agent, new_model, new_state, normal, perturbed, random_batch, run_episode
+
+# A program each, instead of one per operation.
+symexp, symlog = eqx.filter_jit(regression.symexp), eqx.filter_jit(regression.symlog)
+two_hot, expected = eqx.filter_jit(regression.two_hot), eqx.filter_jit(regression.expected)
+cross_entropy = eqx.filter_jit(regression.cross_entropy)
+mish, simnorm = eqx.filter_jit(networks.mish), eqx.filter_jit(networks.simnorm)
+draw_action, values_of_pair = eqx.filter_jit(networks.draw_action), eqx.filter_jit(networks.values_of_pair)
+td_targets, unroll = eqx.filter_jit(learning.td_targets), eqx.filter_jit(planning.unroll)
+encode, advance = eqx.filter_jit(WorldModel.encode), eqx.filter_jit(WorldModel.next)
+
+
+@eqx.filter_jit
+def apply(network, *given):
+    return network(*given)
+
+
+@eqx.filter_jit
+def value_of(ensemble, which, z, action, config):
+    """What one member of the ensemble expects."""
+    return regression.expected(member(ensemble, which)(z, action), config)
+
 
 # Regression by classification
 
@@ -85,7 +89,7 @@ def test_a_network_in_parts_is_the_network_of_the_joined_input():
     net = Network.random((7, 16, 16, 3), rng=np.random.default_rng(0))
     z, action = jnp.arange(5.0), normal(4, 2)
     joined = jnp.concat([jnp.broadcast_to(z, (4, 5)), action], axis=1)
-    np.testing.assert_allclose(net(z, action), net(joined), atol=1e-5)
+    np.testing.assert_allclose(apply(net, z, action), apply(net, joined), atol=1e-5)
     # Layer by layer in NumPy.
     x = np.asarray(joined)
     for i, layer in enumerate(net.layers):
@@ -93,7 +97,7 @@ def test_a_network_in_parts_is_the_network_of_the_joined_input():
         if i < 2:
             x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
             x = x * np.tanh(np.logaddexp(x, 0))
-    np.testing.assert_allclose(net(joined), x, atol=1e-5)
+    np.testing.assert_allclose(apply(net, joined), x, atol=1e-5)
 
 
 @eqx.filter_jit
@@ -115,7 +119,7 @@ def test_a_pair_is_two_different_members_and_all_get_their_turn():
     ensemble = perturbed(new_model(TINY, 3, 2).value)
     z, action = normal(4, TINY.latent), normal(4, 2)
     got = values_of_pair(ensemble, jnp.asarray([2, 0]), z, action, TINY)
-    want = [expected(member(ensemble, i)(z, action), TINY) for i in (2, 0)]
+    want = [value_of(ensemble, jnp.asarray(i), z, action, TINY) for i in (2, 0)]
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -254,14 +258,16 @@ def test_targets_and_the_policy_loss_are_their_formulas():
     following, rewards = normal(rows, config.latent), normal(rows)
 
     def values(ensemble, pair, z, action):
-        return np.stack([expected(member(ensemble, int(i))(z, action), config) for i in pair])
+        return np.stack([value_of(ensemble, i, z, action, config) for i in jnp.asarray(pair)])
 
     action = draw_action(state.policy, following, jnp.asarray(noise.target_action), config).action
     wanted = np.asarray(rewards) + 0.9 * values(state.target, noise.target_pair, following, action).min(axis=0)
     np.testing.assert_allclose(td_targets(state, following, rewards, noise, 0.9, config), wanted, rtol=1e-3, atol=1e-4)
 
     zs, size = normal(config.horizon + 1, config.batch, config.latent), config.batch
-    loss, (scale, mean_entropy) = policy_loss(state.policy, state.model.value, jnp.asarray(4.0), zs, noise, config)
+    loss, (scale, mean_entropy) = eqx.filter_jit(policy_loss)(
+        state.policy, state.model.value, jnp.asarray(4.0), zs, noise, config
+    )
     want, entropies, new_scale = 0.0, [], 0.0
     for t in range(config.horizon + 1):
         part = slice(t * size, (t + 1) * size)
@@ -289,12 +295,12 @@ def test_a_plan_is_its_formula_round_by_round(first: bool, explore: bool):
     seen, previous = normal(3), 0.1 * normal(config.horizon, 2)
     found = _plan(model, policy, seen, previous, jnp.asarray(first), jnp.asarray(explore), noise, 0.9, config)
 
-    start = model.encode(seen, config)
+    start = encode(model, seen, config)
     proposed, z = [], jnp.broadcast_to(start, (4, config.latent))
     for t in range(config.horizon):
         action = draw_action(policy, z, jnp.asarray(noise.proposals[t]), config).action
         proposed.append(np.asarray(action))
-        z = model.next(z, action, config)
+        z = advance(model, z, action, config)
     mean = np.zeros((config.horizon, 2)) if first else np.concatenate([previous[1:], np.zeros((1, 2))])
     std = np.full_like(mean, config.std_high)
     weight = elites = np.zeros(0)
@@ -303,10 +309,10 @@ def test_a_plan_is_its_formula_round_by_round(first: bool, explore: bool):
         actions = np.concatenate([np.stack(proposed), sampled], axis=1).astype(np.float32)
         z, value = jnp.broadcast_to(start, (24, config.latent)), np.zeros(24)
         for t in range(config.horizon):
-            value += 0.9**t * np.asarray(expected(model.reward(z, actions[t]), config))
-            z = model.next(z, actions[t], config)
+            value += 0.9**t * np.asarray(expected(apply(model.reward, z, actions[t]), config))
+            z = advance(model, z, actions[t], config)
         last = draw_action(policy, z, jnp.asarray(noise.ends[i]), config).action
-        pair = [expected(member(model.value, int(k))(z, last), config) for k in noise.pairs[i]]
+        pair = [value_of(model.value, k, z, last, config) for k in jnp.asarray(noise.pairs[i])]
         value += 0.9**config.horizon * np.mean(pair, axis=0)
         best = np.argsort(-value)[: config.elites]
         weight = np.exp(config.temperature * (value[best] - value[best].max()))
@@ -323,7 +329,7 @@ def test_a_plan_is_its_formula_round_by_round(first: bool, explore: bool):
 
 def test_unroll_sums_discounted_rewards():
     model = perturbed(new_model(TINY, 1, 1))
-    z = model.encode(jnp.ones(1), TINY)
+    z = encode(model, jnp.ones(1), TINY)
     actions = jnp.tanh(normal(3, 5, 1))
     total, end = unroll(model, z, actions, 0.9, TINY)
 

@@ -9,17 +9,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
 PAGE_READY := $(VENV)/.ready-page
+DOCS_READY := $(VENV)/.ready-docs
 PEERS_READY := $(VENV)/.ready-peers
 # sheeprl wants an older pillow than the rest of us, so DreamerV3 has an environment of its own.
 DREAMERV3 := .venv-dreamerv3
 
-.PHONY: train test test-slow lint format bench soak clean help dashboard peers
+.PHONY: train test test-slow test-ros2 lint format bench soak clean help dashboard peers docs check-arm64
 
 help:
 	@echo "make train   set up, teach a simulated excavator with real sensors from random weights, write a report to $(RUN)/report"
 	@echo "make dashboard   the live page of $(RUN), also while it trains"
 	@echo "make test    set up; lint, types and tests"
 	@echo "make test-slow   the tests that take half a minute or more each"
+	@echo "make docs    the documentation site in build/site; warnings are errors"
+	@echo "make test-ros2   the ROS 2 bridge with real rclpy, where its wheels can be had"
+	@echo "make check-arm64   are there wheels for the robot's side on arm64, for Python 3.10 to 3.13?"
 	@echo "make lint    ruff and pyright alone; make format lets ruff correct what it can"
 	@echo "make peers   set up what \`firsthand compare\` needs: PyTorch and other learners (1 GB or more)"
 	@echo "make bench   the benchmarks (slow)"
@@ -54,6 +58,18 @@ bench: $(READY)
 soak: $(TEST_READY)
 	cd tests && ../$(BIN)/python -m onboard_runtime.soak --out ../benchmarks/results/soak.json
 
+docs: $(DOCS_READY)
+	$(BIN)/python scripts/check_numbers.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "The site is in build/site: open build/site/index.html"
+
+# Needs an index with ROS 2's wheels; where there is none it says so and ends well.
+test-ros2: $(TEST_READY)
+	scripts/test_ros2.sh
+
+check-arm64:
+	scripts/check_arm64.sh
+
 peers: $(PEERS_READY) $(DREAMERV3)/.ready
 
 clean:
@@ -75,6 +91,10 @@ $(TEST_READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml lab/pypr
 
 $(PAGE_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[dashboard]'
+	@touch $@
+
+$(DOCS_READY): $(READY) pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[docs]'
 	@touch $@
 
 $(PEERS_READY): $(READY) lab/pyproject.toml

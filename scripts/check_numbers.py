@@ -1,0 +1,182 @@
+"""Numbers in the README and docs/ against the data that they come from: fails where a table and its data disagree.
+
+    python scripts/check_numbers.py     prints what was checked and every disagreement; exit code 1 where there is one
+
+A claim names a row of a table by how its cells begin, a column, and what the recorded data say. The cell's numbers must
+be those, rounded to the digits that the cell shows. A new table of recorded numbers gets its claims here.
+"""
+
+import csv
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
+CM = 100.0
+
+
+class Claim(NamedTuple):
+    """What one cell of a table must say."""
+
+    page: str
+    """The Markdown file."""
+    row: tuple[str, ...]
+    """How the row's first cells begin, without bold and backticks; an empty cell stands for the one above it."""
+    column: str
+    """Heading of the column; with `@2` the second of that name."""
+    expected: tuple[float, ...]
+    """The numbers, in the order in which the cell has them."""
+    source: str
+    """The recorded file."""
+
+
+def read(name: str, **wanted: str) -> list[dict[str, str]]:
+    """Rows of a recorded CSV file with these values."""
+    with (RESULTS / name).open(newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if all(row[key] == value for key, value in wanted.items())]
+    if not rows:
+        raise SystemExit(f"{RESULTS / name} has no row with {wanted}")
+    return sorted(rows, key=lambda row: int(row.get("seed") or 0))
+
+
+def column(rows: list[dict[str, str]], name: str, scale: float = 1.0) -> list[float]:
+    """A column's numbers."""
+    return [scale * float(row[name]) for row in rows]
+
+
+def median_and_worst(values: list[float]) -> tuple[float, ...]:
+    """The median of seeds, and the worst of them."""
+    return statistics.median(values), max(values)
+
+
+def claims() -> Iterator[Claim]:
+    """All that is checked."""
+    results = "docs/results.md"
+    for sensors, episode in (("real", 8), ("real", 15), ("real", 25), ("exact", 25), ("strong", 10)):
+        file = f"sensors/excavator-{sensors}-fast.csv"
+        rows = read(file, episode=str(episode))
+        for heading, name, measure in (
+            ("random, cm", "random", median_and_worst),
+            ("shapes, cm", "shapes", median_and_worst),
+            ("worst of 100", "random_worst", lambda values: (max(values),)),
+        ):
+            yield Claim(results, (sensors, str(episode)), heading, tuple(measure(column(rows, name))), file)
+    for episode in (8, 25):
+        file = "sensors/excavator-real-fast.csv"
+        rows = read(file, episode=str(episode))
+        for heading, name in (("random", "random"), ("circle, square, line", "shapes")):
+            value = statistics.median(column(rows, name))
+            yield Claim("README.md", ("excavator", "fast, median of 5", str(episode)), heading, (value,), file)
+    file = "fast/fast.csv"
+    for preset, condition, episodes in (
+        ("fast", "fast", (4, 8, 10, 15, 25, 40, 60)),
+        ("paper-exact", "paper", (50, 100, 200)),
+    ):
+        for episode in episodes:
+            rows = read(file, condition=condition, episode=str(episode))
+            row = (f"{preset}, {episode}",)
+            for heading, name, seeds in (
+                ("random", "newest_random_m", "per seed"),
+                ("shapes", "newest_shapes_m", "per seed@2"),
+            ):
+                values = column(rows, name, CM)
+                yield Claim(results, row, f"newest policy, {heading}", (statistics.median(values),), file)
+                yield Claim(results, row, seeds, tuple(values), file)
+            kept = tuple(statistics.median(column(rows, f"kept_{what}_m", CM)) for what in ("random", "shapes"))
+            yield Claim(results, row, "kept policy, random / shapes", kept, file)
+
+
+class Table(NamedTuple):
+    """A table of a page: headings and rows, as plain text."""
+
+    headings: list[str]
+    rows: list[list[str]]
+
+
+def tables(page: str) -> list[Table]:
+    """The tables of a Markdown file; an empty first cell is filled from the row above."""
+    found: list[Table] = []
+    lines = (ROOT / page).read_text().splitlines()
+    for at, line in enumerate(lines):
+        if re.fullmatch(r"\|[-:| ]+\|", line) and at and lines[at - 1].startswith("|"):
+            table = Table(_cells(lines[at - 1]), [])
+            for below in lines[at + 1 :]:
+                if not below.startswith("|"):
+                    break
+                cells = _cells(below)
+                if not cells[0] and table.rows:
+                    cells[0] = table.rows[-1][0]
+                table.rows.append(cells)
+            found.append(table)
+    return found
+
+
+def _cells(line: str) -> list[str]:
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line)
+    return [cell.replace("`", "").replace("*", "").strip() for cell in plain.strip().strip("|").split("|")]
+
+
+def find_cell(claim: Claim, found: list[Table]) -> str | None:
+    """The cell that a claim is about; None where the page has no such row and column."""
+    heading, _, number = claim.column.partition("@")
+    for table in found:
+        places = [i for i, name in enumerate(table.headings) if name.startswith(heading)]
+        if len(places) < int(number or 1):
+            continue
+        for row in table.rows:
+            if len(row) == len(table.headings) and all(map(_begins, row, claim.row)):
+                return row[places[int(number or 1) - 1]]
+    return None
+
+
+def _begins(cell: str, wanted: str) -> bool:
+    """Whether a cell begins with these words, and not in the middle of a number or a name."""
+    return re.match(rf"{re.escape(wanted)}(?![\w-])", cell) is not None
+
+
+def disagreement(claim: Claim, cell: str | None) -> str:
+    """What is wrong with a cell, or an empty text."""
+    where = f"{claim.page}, row {' | '.join(claim.row)}, column {claim.column}"
+    if cell is None:
+        return f"{where}: there is no such cell, and {claim.source} has numbers for it"
+    shown = NUMBER.findall(cell)
+    if len(shown) != len(claim.expected):
+        return f"{where}: {cell!r} has {len(shown)} numbers, but {claim.source} has {len(claim.expected)}"
+    for text, value in zip(shown, claim.expected, strict=True):
+        if not _rounds_to(value, text):
+            return f"{where}: {text} in {cell!r}, but {claim.source} has {value:.4g}"
+    return ""
+
+
+def _rounds_to(value: float, text: str) -> bool:
+    """Whether a value, rounded to the digits shown, is the text; half a digit may go either way."""
+    digits = len(text.partition(".")[2])
+    unit = 10.0**-digits
+    if "." not in text and text.endswith("0") and len(text) > 1:
+        unit = 10.0 ** (len(text) - len(text.rstrip("0")))
+    return abs(value - float(text)) <= 0.5001 * unit
+
+
+def check(made: Callable[[], Iterator[Claim]] = claims) -> tuple[int, list[str]]:
+    """How many cells were checked, and what is wrong."""
+    found: dict[str, list[Table]] = {}
+    wrong, count = [], 0
+    for claim in made():
+        count += 1
+        page = found.setdefault(claim.page, tables(claim.page))
+        if text := disagreement(claim, find_cell(claim, page)):
+            wrong.append(text)
+    return count, wrong
+
+
+if __name__ == "__main__":
+    checked, wrong = check()
+    for text in wrong:
+        print(text, file=sys.stderr)
+    print(f"{checked} cells checked against benchmarks/results, {len(wrong)} disagree.")
+    sys.exit(1 if wrong else 0)

@@ -1,4 +1,4 @@
-"""A pole on a cart that balances upright near the middle of its rail: nothing is followed, only the cost counts.
+"""A pole on a cart that stays upright while the cart follows references along its rail.
 
 firsthand train examples/pole.py:task --episodes 25
 """
@@ -55,7 +55,10 @@ task = fh.GymnasiumTask(
     velocities=("cart speed", "pole speed"),
     position_low=(-2.4, -0.6),
     position_high=(2.4, 0.6),
-    goal=goals.Upright("pole", scale=0.2) + goals.Hold("cart", at=0.0, scale=1.0) + goals.Effort(0.01),
-    steps=100,
+    tracked=("cart",),
+    goal_low=-1.2,
+    goal_high=1.2,
+    rate=0.5,
+    goal=goals.Track(scale=0.5) + goals.Upright("pole", scale=0.3) + goals.Effort(0.01),
     place=stand,
 )

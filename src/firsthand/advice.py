@@ -238,8 +238,8 @@ def _chatter(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
 
 
 def _progress(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
-    newest = _values(lines[-PROGRESS:], "tracking_error")
-    earlier = _values(lines[-2 * PROGRESS : -PROGRESS], "tracking_error")
+    name = "score" if lines and "score" in lines[-1] else "tracking_error"
+    newest, earlier = _values(lines[-PROGRESS:], name), _values(lines[-2 * PROGRESS : -PROGRESS], name)
     if min(len(newest), len(earlier)) < PROGRESS - 2 or not median(newest) > NO_PROGRESS * median(earlier):
         return None
     share = median(newest) / median(earlier)

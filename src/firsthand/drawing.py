@@ -58,9 +58,9 @@ def axis_labels(spec: ControlSpec, unit: str) -> tuple[str, str]:
     if not isinstance(spec.kinematics, SelectedOutput):
         return f"x ({unit})", f"z ({unit})"
     names = [spec.layout.measured[i].replace(".", " ") for i in spec.kinematics.indices]
-    if len(names) == 1:
-        return "time (s)", f"{names[0]} ({unit})"
-    return f"{names[0]} ({unit})", f"{names[1]} ({unit})"
+    units = spec.output_units or (unit,) * len(names)
+    labels = [f"{name} ({one})" if one else name for name, one in zip(names, units, strict=True)]
+    return ("time (s)", labels[0]) if len(labels) == 1 else (labels[0], labels[1])
 
 
 def path_points(spec: ControlSpec, measured: np.ndarray) -> np.ndarray:

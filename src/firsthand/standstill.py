@@ -88,7 +88,8 @@ def _unchanged(lines: Sequence[Mapping[str, Any]]) -> str:
 def _no_effect(lines: Sequence[Mapping[str, Any]]) -> str:
     half = WINDOW // 2
     effects = _numbers(lines[-half:], "command_effect")
-    newest, before = _median(lines[-half:], "tracking_error"), _median(lines[:-half], "tracking_error")
+    name = "score" if lines and "score" in lines[-1] else "tracking_error"
+    newest, before = _median(lines[-half:], name), _median(lines[:-half], name)
     if len(lines) < WINDOW or len(effects) < half or median(effects) > NO_EFFECT or not newest > NO_PROGRESS * before:
         return ""
     return "the error does not fall, and commands have no visible effect on what is measured"

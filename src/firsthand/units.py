@@ -37,11 +37,43 @@ class Unit:
         return 1 if size >= 10 else 2 if size >= 1 or self.factor > 1 else 3
 
     def with_unit(self, value: float) -> str:
-        """`4.20 cm`."""
-        return f"{self.text(value)} {self.shown}"
+        """`4.20 cm`; the number alone where there is no unit."""
+        return f"{self.text(value)} {self.shown}".rstrip()
 
 
 METRES = Unit("m", "cm", 100.0)
+
+
+NO_UNIT = Unit("", "", 1.0)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The number that policies of a robot are judged by, the smaller the better."""
+
+    key: str
+    """Its field in metrics.jsonl."""
+    name: str
+    """For people."""
+    short: str
+    """For people in a hurry."""
+    unit: Unit
+    """Its unit."""
+
+    @property
+    def label(self) -> str:
+        """For an axis."""
+        return f"{self.name} ({self.unit.shown})" if self.unit.shown else self.name
+
+
+def score_of(tracks: bool, unit: str) -> Score:
+    """The tracking error where something is followed; otherwise the cost per step."""
+    if tracks:
+        return Score("tracking_error", "tracking error", "error", unit_of(unit))
+    return Score("cost", "cost per step", "cost", NO_UNIT)
+
+
+TRACKING = Score("tracking_error", "tracking error", "error", METRES)
 
 
 def error_unit(spec: ControlSpec) -> str:

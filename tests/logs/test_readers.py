@@ -444,3 +444,19 @@ def test_a_pipe_is_no_log(name: str, toy_spec: ControlSpec, tmp_path: Path) -> N
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match="must be an ordinary file"):
         read_log(tmp_path / name, toy_spec)
+
+
+def test_units_in_a_log_are_those_of_the_task(toy_spec: ControlSpec, tmp_path: Path) -> None:
+    layout = replace(toy_spec.layout, measured_units=("m", "rad"), command_units=("V", "V"))
+    spec = replace(toy_spec, layout=layout)
+    lines = rows(20)
+    good = write(tmp_path / "good.csv", lines, "time [s],p0 [m],p1 [rad],u0,u1 [V]")
+    assert read_log(good, spec).usable > 0
+    bad = write(tmp_path / "bad.csv", lines, "time [s],p0 [mm],p1,u0,u1")
+    with pytest.raises(UserError, match=r"bad\.csv has 'p0' in mm, but the task has it in m; convert the column"):
+        read_log(bad, spec)
+    other = replace(toy_spec, layout=replace(layout, command_units=("V", "mV")))
+    folder = store(tmp_path / "run", other, [episode(other, 0)])
+    with pytest.raises(UserError, match="run has 'u1' in mV, but the task has it in V"):
+        read_log(folder, spec)
+    assert read_log(folder, toy_spec).usable  # nothing is declared here

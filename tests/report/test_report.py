@@ -178,6 +178,7 @@ def test_headings_come_in_the_agreed_order(page):
         "The kept policy over time",
         "The metrics of the paper’s table 1",
         "Health",
+        "Signals",
         "Configuration and provenance",
     ]
 
@@ -348,6 +349,7 @@ def test_a_machine_is_neither_moved_nor_asked(copied):
         "The arm along the path",
         "The last trajectory over time",
         "Health",
+        "Signals",
         "Configuration and provenance",
     ]
     assert "In episode 2, trajectory 2 the robot was" in Page(page).text

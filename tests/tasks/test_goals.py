@@ -232,7 +232,7 @@ def test_without_anything_to_follow_the_reference_holds_the_middle():
     goal = task.sample_goals(np.random.default_rng(0), np.zeros(2), 3)
     np.testing.assert_array_equal(goal, np.zeros((3, 1)))
     above, below = task.evaluation(1.0)
-    assert float(above.start[0]) == -float(below.start[0]) == 0.25
+    assert float(above.start[0]) == -float(below.start[0]) == pytest.approx(0.1)
 
 
 def test_without_a_declaration_the_specification_is_as_before(toy_spec):

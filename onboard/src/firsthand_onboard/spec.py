@@ -26,6 +26,10 @@ FORMAT_VERSION = 1
 MAX_UNIT_LENGTH = 20
 
 
+def _label(name: str, unit: tuple[str, ...]) -> str:
+    return f"{name} ({unit[0]})" if unit and unit[0] else name
+
+
 @dataclass(frozen=True)
 class StateLayout:
     """How the state vector is laid out.
@@ -99,6 +103,14 @@ class StateLayout:
     def num_commands(self) -> int:
         """The length of u."""
         return len(self.commands)
+
+    def measured_label(self, entry: int) -> str:
+        """A measured quantity for people, with its unit where that is declared: `lower level (m)`."""
+        return _label(self.measured[entry], self.measured_units[entry : entry + 1])
+
+    def command_label(self, channel: int) -> str:
+        """A command channel, likewise: `pump (V)`."""
+        return _label(self.commands[channel], self.command_units[channel : channel + 1])
 
     @property
     def size(self) -> int:

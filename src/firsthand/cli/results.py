@@ -24,7 +24,7 @@ from ..robots import AbstractRobot
 from ..robots.registry import NamedRobot
 from ..training.prior import Prior
 from ..training.run import Run
-from ..units import METRES, Unit, unit_of
+from ..units import METRES, NO_UNIT, Unit, unit_of
 
 
 def print_evaluation(robot: str, unit: Unit, result: Evaluation, oracle: OracleResult | None) -> None:
@@ -35,13 +35,16 @@ def print_evaluation(robot: str, unit: Unit, result: Evaluation, oracle: OracleR
     table.add_column("", no_wrap=True)
     shown = escape(unit.shown)
     speeds, errors = (f"v avg\n{shown}/s", f"v max\n{shown}/s"), (f"error\nmean {shown}",)
-    for heading in (*speeds, *errors, f"error\nmax {shown}", "ρ\ns", "|Δu|\n", "limit\nhits"):
+    costs = ("cost\nper step",) if result.costs else ()
+    for heading in (*costs, *speeds, *errors, f"error\nmax {shown}", "ρ\ns", "|Δu|\n", "limit\nhits"):
         table.add_column(heading, justify="right", no_wrap=True)
     finer = 0 if unit == METRES else 2
     rows = [(escape(r.name), m) for r, m in zip(result.references, result.metrics, strict=True)]
-    for name, m in [*rows, ("[bold]together[/bold]", result.overall)]:
+    prices = [*result.costs, result.cost] if result.costs else []
+    for i, (name, m) in enumerate([*rows, ("[bold]together[/bold]", result.overall)]):
         table.add_row(
             name,
+            *([NO_UNIT.text(prices[i])] if prices else []),
             f"{unit.of(m.mean_speed):.{1 + finer}f}",
             f"{unit.of(m.max_speed):.{1 + finer}f}",
             f"{unit.of(m.mean_error):.{2 + finer}f}",

@@ -150,7 +150,7 @@ class Train:
 
         go_on, stop, recorder = resume_command(config, run), StopRequest(), FolderRecorder(run)
         control = LiveControl(recorder, robot, config, stop)
-        display, events = TrainingDisplay(config, run.path, robot.task.unit), self._events(recorder, config)
+        display, events = TrainingDisplay(config, run.path, robot.task.score), self._events(recorder, config)
         supervisor = self._supervisor(robot, stop, control.ask, prior.base is not None)
         watching = (control.progress, display, *events)
         trainer = Trainer(
@@ -164,6 +164,8 @@ class Train:
             stop=stop,
             keep_going=self.keep_going,
         )
+        if not robot.task.cost.is_least_squares and config.settings.refines:
+            notify("The task's cost is no sum of squares, so the policy is not refined by Gauss–Newton steps.")
         if self.resume:
             for note in trainer.resume():
                 notify(note)

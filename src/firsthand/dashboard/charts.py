@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..advice import LASTING, OVERFITTING
+from ..units import TRACKING
 from .echarts import (
     ALARM,
     INK,
@@ -47,12 +48,13 @@ def error_chart(runs: Mapping[str, RunFollower], order: Sequence[str], main: str
     `order` are the names of all runs: a run's colour does not change when others are shown or hidden.
     """
     known = {name: run for name, run in runs.items() if run.info is not None}
-    units = {name: run.info.unit for name, run in known.items() if run.info is not None}
-    shown = next((units[name].shown for name in order if name in units), "")
-    factors = {name: unit.factor for name, unit in units.items()}
-    label = f"tracking error ({shown})"
-    floor = "noise_floor" if main in known and np.isfinite(known[main].metrics.column("noise_floor")).any() else ""
-    return _compare_runs(known, order, "tracking_error", label, factors=factors, marked=main, floor=floor)
+    scores = {name: run.info.score for name, run in known.items() if run.info is not None}
+    first = scores.get(main) or next((scores[name] for name in order if name in scores), TRACKING)
+    known = {name: run for name, run in known.items() if scores[name].key == first.key}  # others do not compare
+    factors = {name: scores[name].unit.factor for name in known}
+    tracks = first.key == TRACKING.key and main in known
+    floor = "noise_floor" if tracks and np.isfinite(known[main].metrics.column("noise_floor")).any() else ""
+    return _compare_runs(known, order, first.key, first.label, factors=factors, marked=main, floor=floor)
 
 
 def loss_chart(runs: Mapping[str, RunFollower], order: Sequence[str], field: str, label: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ COLUMNS = (
     "episode",
     "robot_time_s",
     "tracking_error",
+    "cost",
     "controller_loss",
     "noise_floor",
     "model_loss",
@@ -66,9 +67,9 @@ class MetricsReader:
         """The newest value of a field."""
         return self.columns[name][-1] if self.columns[name] else math.nan
 
-    def best_episode(self) -> int | None:
-        """The episode with the smallest error so far."""
-        error = self.column("tracking_error")
+    def best_episode(self, score: str = "tracking_error") -> int | None:
+        """The episode with the smallest error so far, or of whatever else policies are judged by."""
+        error = self.column(score)
         return None if not np.isfinite(error).any() else int(self.columns["episode"][int(np.nanargmin(error))])
 
     def read(self) -> bool:

@@ -10,7 +10,7 @@ from firsthand_onboard import ControlSpec
 from ..control.machine import address_of
 from ..errors import UserError
 from ..robots.description import RobotDescription
-from ..units import Unit, unit_of
+from ..units import Score, Unit, unit_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class RunInfo:
     episodes: int
     payload: str
     unit: Unit
+    score: Score
+    """What policies are judged by."""
     spec: ControlSpec
     step_bound: float
     """η/(2√ε), which no policy step exceeds."""
@@ -44,6 +46,7 @@ class RunInfo:
                 episodes=int(config["episodes"]),
                 payload=f"{payload:g} kg" if payload else "",
                 unit=unit_of(description.unit),
+                score=description.score,
                 spec=description.spec,
                 step_bound=float(step["eta"]) / (2 * math.sqrt(float(step["epsilon"]))),
                 address=address_of(str(config["robot"])),

@@ -104,7 +104,7 @@ def _command_axis(info: RunInfo, channel: int) -> dict[str, Any]:
         "gridIndex": channel,
         "min": round_value(low - room),
         "max": round_value(high + room),
-        "name": plain_label(info.spec.layout.commands[channel].replace(".", " ")),
+        "name": plain_label(info.spec.layout.command_label(channel).replace(".", " ")),
         "nameTextStyle": {"color": INK, "align": "left"},
         "nameGap": 4,
         "splitNumber": 2,

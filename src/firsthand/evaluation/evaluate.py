@@ -3,11 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.features import next_state
 
 from ..models import Controller, Policy
 from ..robots.base import AbstractRobot, EpisodeRecord
-from ..tasks.base import EvaluationReference
+from ..tasks.base import EvaluationReference, Task
 from .metrics import TrackingMetrics, seen, tracking_metrics
 
 
@@ -23,19 +28,35 @@ class Evaluation:
     """The metrics of each, in the same order."""
     overall: TrackingMetrics
     """The metrics over all steps of all references."""
+    costs: tuple[float, ...] = ()
+    """The cost per step of each where that is what policies are judged by; empty where it is the tracking error."""
 
     @staticmethod
     def of(
-        spec: ControlSpec, references: tuple[EvaluationReference, ...], records: tuple[EpisodeRecord, ...]
+        spec: ControlSpec,
+        references: tuple[EvaluationReference, ...],
+        records: tuple[EpisodeRecord, ...],
+        costs: tuple[float, ...] = (),
     ) -> "Evaluation":
         """The evaluation that follows from what the robot did."""
         metrics = tuple(tracking_metrics(spec, (record,)) for record in records)
-        return Evaluation(references, records, metrics, tracking_metrics(spec, records))
+        return Evaluation(references, records, metrics, tracking_metrics(spec, records), costs)
+
+    @property
+    def cost(self) -> float:
+        """The cost per step over all references, where it is known; otherwise NaN."""
+        steps = [int(record.valid.sum()) for record in self.records]
+        known = self.costs and sum(steps)
+        return float(np.average(self.costs, weights=steps)) if known else float("nan")
 
     def as_dict(self) -> dict[str, Any]:
         """The overall metrics, and the same per reference under `references`."""
         each = {r.name: m.as_dict() for r, m in zip(self.references, self.metrics, strict=True)}
-        return {**self.overall.as_dict(), "references": each}
+        if not self.costs:
+            return {**self.overall.as_dict(), "references": each}
+        for name, cost in zip(each, self.costs, strict=True):
+            each[name]["cost"] = cost
+        return {"cost": self.cost, **self.overall.as_dict(), "references": each}
 
     def notes(self) -> list[str]:
         """A sentence for each reference that was not followed to its end: its errors say nothing about the rest."""
@@ -56,4 +77,19 @@ def evaluate(robot: AbstractRobot, policy: Policy | Controller, *, speed: float 
     """Follow every evaluation reference from rest; `speed` is the task's own unless given."""
     task = robot.task
     references = task.evaluation(task.evaluation_speed if speed is None else speed)
-    return Evaluation.of(task.spec, references, robot.follow(policy, references))
+    records = robot.follow(policy, references)
+    costs = () if task.cost.goal.tracks else tuple(cost_per_step(task, record) for record in records)
+    return Evaluation.of(task.spec, references, records, costs)
+
+
+def cost_per_step(task: Task, record: EpisodeRecord) -> float:
+    """The mean of the task's cost over the steps that happened; NaN where none did."""
+    spec, valid = task.spec, seen(record)
+    if not valid.any():
+        return float("nan")
+    steps, states = valid.shape[1], [record.registers(spec.layout)]
+    for k in range(steps - 1):
+        states.append(next_state(spec.layout, states[-1], record.commands[:, k], record.measured[:, k + 1]))
+    given = (np.nan_to_num(np.stack(states, axis=1)), record.commands, record.references[:, :steps])
+    costs = jax.jit(jax.vmap(jax.vmap(task.cost)))(*(jnp.asarray(part, jnp.float32) for part in given))
+    return float(np.asarray(costs)[valid].mean())

@@ -11,7 +11,7 @@ from firsthand_onboard.numpy_observer import Observer, observer_arrays, observer
 from firsthand_onboard.policy import Layer
 from firsthand_onboard.policy_file import policy_to_bytes
 
-from ..units import METRES, unit_of
+from ..units import METRES, NO_UNIT, unit_of
 from .accuracy import observer_tolerance, tolerance
 
 
@@ -55,6 +55,16 @@ class ModelCard:
     """Of the tracked output."""
     base: str = ""
     """The kind of controller that the policy runs on top of; empty where there is none."""
+    neutral: tuple[float, ...] = ()
+    """The command that leaves the robot alone."""
+    measured_units: tuple[str, ...] = ()
+    """Units of what is measured; empty where they are not declared."""
+    command_units: tuple[str, ...] = ()
+    """Units of the commands, likewise."""
+    output_names: tuple[str, ...] = ()
+    """What the coordinates of the tracked output are called."""
+    cost: float | None = None
+    """Mean cost of a step of that episode, where that is what policies are judged by."""
     observer_sha256: str = ""
     """Of the observer alone; empty where there is none, and the policy sees the measurements themselves."""
     observer_max_missing: int = 0
@@ -73,6 +83,7 @@ class ModelCard:
         episode: int,
         tracking_error: float | None,
         unit: str = METRES.name,
+        cost: float | None = None,
         learned_on: str | None = None,
         angles: Sequence[int] = (),
         observer: Observer | None = None,
@@ -106,6 +117,11 @@ class ModelCard:
             base="" if control is None else kind_of(control.base),
             angles=tuple(spec.layout.measured[i] for i in angles),
             unit=unit,
+            neutral=spec.neutral,
+            measured_units=spec.layout.measured_units,
+            command_units=spec.layout.command_units,
+            output_names=spec.output_names,
+            cost=cost,
             **observed,
         )
 
@@ -124,19 +140,24 @@ class ModelCard:
 
     def _lines(self) -> list[str]:
         reached = "unknown" if self.tracking_error is None else unit_of(self.unit).with_unit(self.tracking_error)
-        limits = zip(self.commands, self.command_low, self.command_high, strict=True)
+        names = _with_units(self.commands, self.command_units)
+        limits = zip(names, self.command_low, self.command_high, self.neutral, strict=True)
         learned = "" if self.learned_on == self.robot else f", learned on {self.learned_on}"
         angles = (
             "Angles among them go on where they would jump at ±π, counted from the turn nearest to the middle of their"
         )
         return [
             f"Policy of {self.robot}{learned}, as it ran episode {self.episode} of {self.run}.",
-            f"Mean tracking error of that episode, on random references: {reached}.",
+            f"Mean tracking error of that episode, on random references: {reached}."
+            if self.cost is None
+            else f"Mean cost of a step in that episode: {NO_UNIT.text(self.cost)}.",
             f"Control period: {self.period_s:g} s. Nothing here checks limits of joints or of speed.",
-            f"Measured: {', '.join(self.measured)}.",
+            f"Measured: {', '.join(_with_units(self.measured, self.measured_units))}.",
             *([f"{angles} limits: {', '.join(self.angles)}."] if self.angles else []),
-            "Commands: " + ", ".join(f"{name} {low:g} to {high:g}" for name, low, high in limits) + ".",
-            f"Reference: {self.outputs} coordinates now and {', '.join(map(str, self.preview))} steps ahead.",
+            "Commands: "
+            + ", ".join(f"{name} {low:g} to {high:g}, neutral {rest:g}" for name, low, high, rest in limits)
+            + ".",
+            f"Reference: {', '.join(self.output_names)}, now and {', '.join(map(str, self.preview))} steps ahead.",
             f"Single precision, as in C and ONNX: within {self.tolerance:.2g} of half a command range of double.",
             *([f"On top of a base ({self.base}), which is part of it."] if self.base else []),
             *self._about_the_observer(),
@@ -154,3 +175,7 @@ class ModelCard:
             f"Observer in single precision: within {self.observer_tolerance:.2g} change scales of double in each step.",
             f"SHA-256 of the observer: {self.observer_sha256}.",
         ]
+
+
+def _with_units(names: Sequence[str], units: Sequence[str]) -> list[str]:
+    return [f"{name} ({unit})" if unit else name for name, unit in zip(names, units or [""] * len(names), strict=True)]

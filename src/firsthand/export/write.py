@@ -179,13 +179,15 @@ def controller_and_card(run: Run, episode: int | None) -> tuple[Controller, Mode
     name, control = short_name(run.config.robot), controller.policy.control
     if control is not None and isinstance(control.base, ForeignBase):
         control = None  # it is not exported either: see `check_base_export`
-    errors = {row["episode"]: row["tracking_error"] for row in run.metrics()}
+    rows = {row["episode"]: row for row in run.metrics()}
+    reached = rows.get(ran, {})
     card = ModelCard.of(
         run.description.spec,
         controller.policy.layers,
         run=run.path.name,
         episode=ran or 0,
-        tracking_error=errors.get(ran),
+        tracking_error=reached.get("tracking_error"),
+        cost=None if run.description.tracks else reached.get("cost"),
         unit=run.description.unit,
         learned_on=f"the learned simulator {name}" if run.description.kind == "learned simulator" else name,
         angles=run.description.angles,

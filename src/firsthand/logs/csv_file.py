@@ -1,4 +1,4 @@
-"""CSV with a header: a column `time` in seconds, one per measured quantity, one per command.
+"""CSV with a header: a column `time` in seconds, one per measured quantity, one per command; units in brackets.
 
 A row holds what was measured at its time and the command that was applied from then until the next row.
 """
@@ -46,7 +46,7 @@ def _table(path: Path, lines: Iterable[str], spec: ControlSpec) -> tuple[np.ndar
     Cells become numbers row by row: as text, a long log would need many times its size.
     """
     rows = (row for row in csv.reader(lines) if row)
-    header = [name.strip() for name in next(rows, ())]
+    header = [_plain_name(path, name.strip(), spec) for name in next(rows, ())]
     if not header:
         raise UserError(f"{path} is empty, but must begin with a line of column names.")
     columns = column_numbers(path, header, spec)
@@ -63,6 +63,26 @@ def _table(path: Path, lines: Iterable[str], spec: ControlSpec) -> tuple[np.ndar
     if wrong:
         notes.append(f"{wrong} rows have another number of cells than the header")
     return np.frombuffer(numbers).reshape(-1, len(columns)), "; ".join(notes)
+
+
+def _plain_name(path: Path, heading: str, spec: ControlSpec) -> str:
+    """A column's name without the unit in brackets after it, `level [m]`, which must be the task's."""
+    name, bracket, unit = heading.rpartition("[")
+    name, unit = name.strip(), unit.removesuffix("]").strip()
+    declared = column_units(spec)
+    if not bracket or not heading.endswith("]") or name not in declared:
+        return heading
+    if declared[name] not in ("", unit):
+        raise UserError(f"{path} has {name!r} in {unit}, but the task has it in {declared[name]}; convert the column.")
+    return name
+
+
+def column_units(spec: ControlSpec) -> dict[str, str]:
+    """The unit of each column; empty where none is declared."""
+    layout, names = spec.layout, column_names(spec)
+    measured = layout.measured_units or ("",) * layout.num_measured
+    commands = layout.command_units or ("",) * layout.num_commands
+    return dict(zip(names, ("s", *measured, *commands), strict=True))
 
 
 def column_names(spec: ControlSpec) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
     if spec is not None and (difference := spec_difference(own, spec, SAME_QUANTITIES)):
         raise UserError(f"{path} is not a log of this robot: {difference}.")
     if spec is not None:
+        _check_units(path, own, spec)
         _check_command_ranges(path, own, spec)
     if not folder.episodes():
         raise UserError(f"{path} has no finished episode yet.")
@@ -65,6 +66,18 @@ def read_run(path: Path, spec: ControlSpec | None = None) -> Log:
     if spec is not None and own.layout != spec.layout:  # other memories: the registers do not fit
         chained = [Series(series.measured, series.commands) for series in chained]
     return Log(str(path), digest.hexdigest(), tuple(chained), rows, refused)
+
+
+def _check_units(path: Path, own: ControlSpec, spec: ControlSpec) -> None:
+    """Raise `UserError` for a quantity that log and task declare in different units."""
+    ours, theirs = spec.layout, own.layout
+    for names, here, there in (
+        (ours.measured, ours.measured_units, theirs.measured_units),
+        (ours.commands, ours.command_units, theirs.command_units),
+    ):
+        for name, unit, other in zip(names, here, there, strict=False):  # empty where nothing is declared
+            if unit and other and unit != other:
+                raise UserError(f"{path} has {name!r} in {other}, but the task has it in {unit}.")
 
 
 def _check_command_ranges(path: Path, own: ControlSpec, spec: ControlSpec) -> None:

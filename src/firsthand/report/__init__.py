@@ -56,7 +56,7 @@ def figures_of(report: RunReport) -> dict[str, Figure]:
     axes = PathAxes.of(robot.spec, unit)
     oracle = None if report.oracle is None else report.oracle["random_error"]
     made = {
-        "learning": figures.learning_curves([report.history], oracle_error=oracle, unit=unit),
+        "learning": figures.learning_curves([report.history], oracle_error=oracle, unit=unit, score=report.score),
         "episodes": figures.path_grid([report.episodes], axes, limits_of="panel", unit=unit),
         "time": figures.time_series(report.series, unit),
     }

@@ -175,9 +175,12 @@ class TimeSeries:
             error_m=error,
             commands=tuple(
                 Channel(
-                    _plain(name), record.commands[trajectory, :steps, i], limits.command_low[i], limits.command_high[i]
+                    _plain(spec.layout.command_label(i)),
+                    record.commands[trajectory, :steps, i],
+                    limits.command_low[i],
+                    limits.command_high[i],
                 )
-                for i, name in enumerate(spec.layout.commands)
+                for i in range(spec.layout.num_commands)
             ),
             positions=tuple(
                 Channel(_position_name(spec, i), measured[:, entry], limits.position_low[i], limits.position_high[i])
@@ -217,6 +220,8 @@ def _plain(name: str) -> str:
 
 
 def _position_name(spec: ControlSpec, i: int) -> str:
+    if spec.layout.measured_units:
+        return _plain(spec.layout.measured_label(spec.layout.position[i]))
     name = spec.layout.measured[spec.layout.position[i]].removesuffix(".position")
     if isinstance(spec.kinematics, SelectedOutput):
         return _plain(name)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..advice import OVERFITTING
-from ..units import METRES, Unit
+from ..units import METRES, Score, Unit
 from .data import (
     NEWEST_EPISODES,
     Channel,
@@ -39,27 +39,30 @@ NOVEL = "error on the newest episode, before learning from it"
 
 
 @styled
-def learning_curves(histories: Sequence[History], *, oracle_error: float | None = None, unit: Unit = METRES) -> Figure:
+def learning_curves(
+    histories: Sequence[History], *, oracle_error: float | None = None, unit: Unit = METRES, score: Score | None = None
+) -> Figure:
     """Tracking error, controller loss, and how well the model predicts, over the episodes of one run or several.
 
-    `oracle_error` is drawn as a dashed line where it is known.
+    `oracle_error` is drawn as a dashed line where it is known. `score` takes the place of the tracking error.
     """
+    score = score or Score("tracking_error", "tracking error", "error", unit)
     figure = Figure(figsize=(6.6, 8.4), layout="constrained")
     error, controller, model = figure.subplots(3, 1, gridspec_kw={"height_ratios": (1.25, 1.0, 1.0)})
     episodes = np.concatenate([h.column("episode") for h in histories])
     shown: list[np.ndarray | float] = []
     for history, color in _colored(histories):
-        x, y = history.column("episode"), unit.factor * history.column("tracking_error")
+        x, y = history.column("episode"), score.unit.factor * history.column(score.key)
         _error_curve(error, x, y, color, None if len(histories) == 1 else history.label, _dots(history))
         shown.append(y)
     if oracle_error is not None and np.isfinite(oracle_error):
         error.axhline(unit.of(oracle_error), color=INK, linestyle="--", linewidth=1.2, label="oracle: true gradients")
         shown.append(unit.of(oracle_error))
-    floor = unit.of(histories[0].recent("noise_floor")) if len(histories) == 1 else np.nan
+    floor = unit.of(histories[0].recent("noise_floor")) if len(histories) == 1 and score.key != "cost" else np.nan
     if np.isfinite(floor) and floor > FLOOR_SHOWN * np.nanmin(np.append(shown[0], np.inf)):
         error.axhline(floor, color=PALETTE[2], linestyle=":", linewidth=1.4, label="noise floor of the sensors")
         shown.append(floor)
-    _finish(error, shown, episodes, f"tracking error ({unit.shown})")
+    _finish(error, shown, episodes, score.label)
     if error.get_legend_handles_labels()[0]:
         error.legend(loc="best")
     _robot_time(error, histories)

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..evaluation import Evaluation
 from ..training.presets import PRESETS
 from ..training.run import Run, StoredEvaluation
-from ..units import Unit, unit_of
+from ..units import Score, Unit, unit_of
 from .data import History, PathPanel, Poses, TimeSeries
 
 
@@ -48,6 +48,11 @@ class RunReport:
     def unit(self) -> Unit:
         """Of the tracked output."""
         return unit_of(self.run.description.unit)
+
+    @property
+    def score(self) -> Score:
+        """What policies are judged by."""
+        return self.run.description.score
 
     @property
     def step_bound(self) -> float:

@@ -13,7 +13,7 @@ from ..advice import no_advice
 from ..evaluation import Evaluation, TrackingMetrics
 from ..evaluation.published import published
 from ..robots.description import ROBOT_DESCRIPTION
-from ..units import METRES, UNKNOWN, Unit, duration, number
+from ..units import METRES, NO_UNIT, UNKNOWN, Unit, duration, number
 from .data import finite_mean
 from .gather import RunReport, reproduction
 from .html import document, image
@@ -31,7 +31,7 @@ def render(report: RunReport, images: Mapping[str, bytes]) -> str:
         sections.append(_poses(report, images))
     sections.append(_series(report, images))
     sections.append(_not_evaluated(report) if report.evaluation is None else _table(report, report.evaluation))
-    return document(title, [*sections, _health(report, images), _configuration(report)])
+    return document(title, [*sections, _health(report, images), _signals(report), _configuration(report)])
 
 
 def _head(report: RunReport, title: str) -> str:
@@ -49,17 +49,20 @@ def _head(report: RunReport, title: str) -> str:
         facts.insert(0, f"payload {config.payload_kg:g} kg")
     count = history.num_recent
     spread = "the last episode" if count == 1 else f"mean of the last {count} episodes"
-    unit = report.unit
+    score = report.score
     if report.evaluation is None:
-        best = float(np.nanmin(history.column("tracking_error"))) if _known(history) else float("nan")
-        second = (unit.with_unit(best), "tracking error of the best episode")
+        best = float(np.nanmin(history.column(score.key))) if _known(report) else float("nan")
+        second = (score.unit.with_unit(best), f"{score.name} of the best episode")
     else:
+        reached = report.evaluation.overall.mean_error if score.key != "cost" else report.evaluation.cost
         second = (
-            unit.with_unit(report.evaluation.overall.mean_error),
-            f"tracking error on {report.shape_names}, which the learner never saw, with the kept policy",
+            score.unit.with_unit(reached),
+            f"{score.name} on {report.shape_names}, which the learner never saw, with the kept policy",
         )
     boxes = (
-        (unit.with_unit(history.recent("tracking_error")), f"tracking error on random references, {spread}"),
+        (score.unit.with_unit(history.recent(score.key)), f"{score.name} in training, {spread}")
+        if score.key == "cost"
+        else (score.unit.with_unit(history.recent(score.key)), f"tracking error on random references, {spread}"),
         second,
         (duration(robot_time) if math.isfinite(robot_time) else UNKNOWN, "robot time used"),
     )
@@ -70,8 +73,8 @@ def _head(report: RunReport, title: str) -> str:
     )
 
 
-def _known(history: Any) -> bool:
-    return bool(np.isfinite(history.column("tracking_error")).any())
+def _known(report: RunReport) -> bool:
+    return bool(np.isfinite(report.history.column(report.score.key)).any())
 
 
 def _date(started: Any) -> str:
@@ -82,11 +85,11 @@ def _date(started: Any) -> str:
 
 
 def _learning(report: RunReport, images: Mapping[str, bytes]) -> str:
-    history, unit = report.history, report.unit
-    error = history.column("tracking_error")
+    history, unit = report.history, report.score.unit
+    error = history.column(report.score.key)
     best = int(np.nanargmin(error)) if np.isfinite(error).any() else None
     text = (
-        f"The tracking error was {unit.with_unit(float(error[0]))} in the first episode and "
+        f"The {report.score.name} was {unit.with_unit(float(error[0]))} in the first episode and "
         f"{unit.with_unit(float(error[-1]))} in the last."
     )
     if best is not None:
@@ -101,11 +104,15 @@ def _learning(report: RunReport, images: Mapping[str, bytes]) -> str:
         loss = "loss over roll-outs, in units of its usual one-step errors; it is not comparable with the one-step "
         loss += "error on each new episode beside it"
     caption = (
-        "Mean distance from the reference, mean squared distance (the controller loss), and the model's "
+        f"{_described_score(report)}, mean squared distance from the reference (the controller loss), and the model's "
         f"{loss}. Triangles at the lower edge are zeros, crosses at the upper edge values that are not finite."
     )
     picture = image(images, "learning", f"Learning curves. {text}", caption)
     return f"<h2>Learning</h2>\n<p>{escape(text)}</p>\n{picture}"
+
+
+def _described_score(report: RunReport) -> str:
+    return "Mean distance from the reference" if report.score.key != "cost" else "Mean cost of a step"
 
 
 def _panels(rows: Sequence[Sequence[Any]], unit: Unit) -> str:
@@ -181,6 +188,11 @@ def _table(report: RunReport, evaluation: Evaluation) -> str:
         "change of command |Δu|",
         "steps at a position limit",
     )
+    if evaluation.costs:
+        labels = ("cost per step", *labels)
+        prices = [NO_UNIT.text(cost) for cost in (*evaluation.costs, evaluation.cost)]
+        prices += [""] * (len(columns) - len(prices))
+        columns = [(name, kind, (price, *cells)) for (name, kind, cells), price in zip(columns, prices, strict=True)]
     head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind, _ in columns)
     body = "\n".join(
         f"<tr><td>{escape(label)}</td>"
@@ -265,6 +277,26 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
 def _advice(report: RunReport) -> str:
     found = [f'<p class="{"warning" if a.urgent else "advice"}">{escape(a.text)}</p>\n' for a in report.advice]
     return "".join(found) or f"<p>{escape(no_advice(len(report.history)))}</p>\n"
+
+
+def _signals(report: RunReport) -> str:
+    """What is measured and commanded, with units and ranges."""
+    spec = report.run.description.spec
+    layout, limits = spec.layout, spec.limits
+    ranges = dict(zip(layout.position, zip(limits.position_low, limits.position_high, strict=True), strict=True))
+    rows = []
+    for i in range(layout.num_measured):
+        kind = "position" if i in layout.position else "velocity" if i in layout.velocity else "measured"
+        rows.append((layout.measured_label(i), kind, "{:g} to {:g}".format(*ranges[i]) if i in ranges else "", ""))
+    for i, (low, high, rest) in enumerate(zip(limits.command_low, limits.command_high, spec.neutral, strict=True)):
+        rows.append((layout.command_label(i), "command", f"{low:g} to {high:g}", f"{rest:g}"))
+    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    tracked = ", ".join(f"{n} ({u})" for n, u in zip(spec.output_names, spec.output_units, strict=False))
+    head = "<tr><th></th><th>what</th><th>range</th><th>neutral</th></tr>"
+    return (
+        f'<h2>Signals</h2>\n<div class="wide list"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table>'
+        f"</div>\n<p>Tracked: {escape(tracked or ', '.join(spec.output_names))}.</p>"
+    )
 
 
 def _configuration(report: RunReport) -> str:

@@ -15,6 +15,7 @@ from firsthand_onboard import ControlSpec
 from firsthand_onboard.spec import SpecError
 
 from ..errors import UserError
+from ..units import Score, score_of
 
 if TYPE_CHECKING:
     from ..tasks.base import Task
@@ -72,6 +73,8 @@ class RobotDescription:
     """Load at the tool when the run was started."""
     file: RobotFile | None = None
     """The user's file that the robot came from; None for a robot that is in none."""
+    tracks: bool = True
+    """Whether the tracked output follows references; otherwise policies are judged by their cost."""
 
     @staticmethod
     def of(
@@ -102,7 +105,13 @@ class RobotDescription:
             angles=tuple(int(entry) for entry in angles),
             payload_kg=float(payload_kg),
             file=file,
+            tracks=task.cost.goal.tracks,
         )
+
+    @property
+    def score(self) -> Score:
+        """The number that its policies are judged by."""
+        return score_of(self.tracks, self.unit)
 
     @property
     def name(self) -> str:
@@ -156,6 +165,7 @@ class RobotDescription:
             "angles": list(self.angles),
             "payload_kg": self.payload_kg,
             "file": None if self.file is None else {"path": self.file.path, "sha256": self.file.sha256},
+            **({} if self.tracks else {"tracks": False}),
         }
 
     @staticmethod
@@ -245,6 +255,7 @@ def _read(fields: _Fields) -> RobotDescription:
         angles=angles,
         payload_kg=fields.number("payload_kg"),
         file=file,
+        tracks=fields.data.get("tracks", True) is not False,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 
 from ..errors import UserError
+from ..units import Score, score_of
 from .cost import StepCost, try_cost
 
 
@@ -78,6 +79,11 @@ class Task:
         if not self.cost.goal.is_ready_made:  # before anything moves
             references = self.evaluation(self.evaluation_speed)
             try_cost(self.cost, np.concatenate([reference.points for reference in references]))
+
+    @property
+    def score(self) -> Score:
+        """The number that policies are judged by."""
+        return score_of(self.cost.goal.tracks, self.unit)
 
     @property
     def name(self) -> str:

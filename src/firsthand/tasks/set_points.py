@@ -11,7 +11,7 @@ from .box import MARGIN, GoalBox, start_of
 
 SHARES = (0.75, 0.25, 0.5)
 """Where the set-points of the evaluation lie in the range of goals, one after the other."""
-OFFSET = 0.25
+OFFSET = 0.1
 """Where there is but one set-point: how far from the middle of its range each position starts, over half of it."""
 
 

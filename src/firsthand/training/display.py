@@ -13,7 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from ..console import console, notify, progress_columns
-from ..units import duration, unit_of
+from ..units import TRACKING, Score, duration
 from .config import TrainingConfig
 from .parts import Callback, EpisodeSummary
 
@@ -98,8 +98,8 @@ class _TwoLines(Progress):
 class TrainingDisplay(Callback):
     """Episode, robot time, tracking error, model loss, time left."""
 
-    def __init__(self, config: TrainingConfig, folder: Path, unit: str = "m") -> None:
-        self.config, self.folder, self.unit = config, folder, unit_of(unit)
+    def __init__(self, config: TrainingConfig, folder: Path, score: Score = TRACKING) -> None:
+        self.config, self.folder, self.score = config, folder, score
         self.live = console.is_terminal
         self.progress = _TwoLines(
             *progress_columns((TextColumn("episode"), MofNCompleteColumn())),
@@ -148,10 +148,11 @@ class TrainingDisplay(Callback):
 
     def after_episode(self, summary: EpisodeSummary) -> None:
         """One more."""
-        metrics, error = summary.metrics, self.unit.with_unit(summary.metrics["tracking_error"])
+        metrics, score = summary.metrics, self.score
         model_loss = f"{metrics['model_loss']:.4f}" if math.isfinite(metrics["model_loss"]) else "–"
         status = (
-            f"robot time {duration(metrics['robot_time_s'])} · error {error} · "
+            f"robot time {duration(metrics['robot_time_s'])} · {score.short} "
+            f"{score.unit.with_unit(metrics[score.key])} · "
             f"model loss {model_loss} · update {metrics['update_time_s']:.1f} s"
         )
         status += "".join(f" · {text}" for text in concerns(metrics))

@@ -14,7 +14,8 @@ from ..agent import Rollout
 from ..agent.corrected_model import command_deviation, make_rollout_inputs, predict_rollout
 from ..agent.memory import loop_dynamics
 from ..models import Controller, Dynamics, Policy, as_controller
-from ..units import METRES, Unit
+from ..optim.rollout import CostFunction
+from ..units import TRACKING, Score
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,17 @@ class Forecast:
     policy_change: float
     """Root mean square change of commands against the policy that ran, in half ranges."""
     error: float
-    """Predicted mean tracking error."""
+    """Predicted mean tracking error; where nothing is followed, the cost per step."""
     measured_error: float
     """What was measured with the policy that ran."""
-    unit: Unit = METRES
-    """Of both."""
+    score: Score = TRACKING
+    """What both are."""
 
     def __str__(self) -> str:
         return (
-            f"commands change by {self.policy_change:.2f} of the half range, error {self.unit.with_unit(self.error)} "
-            f"predicted after {self.unit.with_unit(self.measured_error)} measured"
+            f"commands change by {self.policy_change:.2f} of the half range, {self.score.short} "
+            f"{self.score.unit.with_unit(self.error)} predicted after "
+            f"{self.score.unit.with_unit(self.measured_error)} measured"
         )
 
 
@@ -42,21 +44,30 @@ def forecast(
     ran: Controller | Policy,
     dynamics: Dynamics,
     rollout: Rollout,
-    unit: Unit = METRES,
+    score: Score = TRACKING,
     seen_before: Rollout | None = None,
+    cost: CostFunction | None = None,
 ) -> Forecast:
     """Predict what a policy does differently from the one that ran, on the last episode as the new one sees it.
 
-    `seen_before` is the episode as the policy that ran sees it, where that is something else: another observer.
+    `seen_before` is the episode as the policy that ran sees it, where that is something else: another observer. Where
+    nothing is followed `cost` takes the place of the tracking error.
     """
     new, old = as_controller(policy).policy, as_controller(ran).policy
-    change, error, measured = (float(value) for value in _forecast(new, old, dynamics, rollout, seen_before or rollout))
-    return Forecast(change, error, measured, unit)
+    change, error, measured = (
+        float(value) for value in _forecast(new, old, dynamics, rollout, seen_before or rollout, cost)
+    )
+    return Forecast(change, error, measured, score)
 
 
 @eqx.filter_jit
 def _forecast(
-    policy: Policy, ran: Policy, dynamics: Dynamics, rollout: Rollout, before: Rollout
+    policy: Policy,
+    ran: Policy,
+    dynamics: Dynamics,
+    rollout: Rollout,
+    before: Rollout,
+    cost: CostFunction | None,
 ) -> tuple[Any, Any, Any]:
     model = loop_dynamics(policy, dynamics)
     inputs = make_rollout_inputs(model, rollout, None)
@@ -72,8 +83,16 @@ def _forecast(
         )
         return jnp.where(count > 0, distance.sum() / jnp.maximum(count, 1), jnp.nan)
 
+    def price(states, commands):
+        assert cost is not None
+        costs = jax.vmap(jax.vmap(cost))(states, commands, rollout.references)
+        return jnp.where(count > 0, jnp.where(inputs.valid, costs, 0.0).sum() / jnp.maximum(count, 1), jnp.nan)
+
     change = jnp.where(count > 0, command_deviation(policy, new, old, inputs), jnp.nan)
-    return change, error(predict_rollout(policy, model, inputs).states[:, :-1]), error(states)
+    predicted = predict_rollout(policy, model, inputs)
+    if cost is not None:
+        return change, price(predicted.states[:, :-1], predicted.commands), price(states, rollout.commands)
+    return change, error(predicted.states[:, :-1]), error(states)
 
 
 def interpolate(old: Controller, new: Controller, share: float) -> Controller:

@@ -13,7 +13,6 @@ from ..models import Controller
 from ..robots import AbstractRobot, EpisodeRecord
 from ..robots.earned import is_earned
 from ..tasks import Task
-from ..units import unit_of
 from .approval import Approval
 from .forecast import forecast, interpolate
 from .judgement import GuardSettings, GuardState, judge_metrics
@@ -93,12 +92,12 @@ class Guard(AbstractSupervisor):
         self, candidate: Candidate, ran: Controller, record: EpisodeRecord, meanwhile: Meanwhile
     ) -> Decision:
         """The whole change of the policy if it may run, or a part of it, or the policy that ran last."""
-        rollout, unit = as_seen(candidate.policy, record), unit_of(self.task.unit)
-        before = as_seen(ran, record)
+        rollout, score = as_seen(candidate.policy, record), self.task.score
+        before, cost = as_seen(ran, record), None if self.task.cost.goal.tracks else self.task.cost
         reason = ""
         for share in SHARES:
             policy = candidate.policy if share == 1.0 else interpolate(ran, candidate.policy, share)
-            predicted = forecast(policy, ran, candidate.dynamics, rollout, unit, before)
+            predicted = forecast(policy, ran, candidate.dynamics, rollout, score, before, cost)
             if share == 1.0:
                 reason = f"the new policy is refused ({predicted}); the old one runs again"
             if not self.settings.allow(predicted):

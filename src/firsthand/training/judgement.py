@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..robots.onboard import FIRST_AUTHORITY
 from .forecast import Forecast
-from .recorder import MIN_VALID_SHARE
+from .recorder import MIN_VALID_SHARE, measured_score
 
 USUAL_EPISODES = 5
 """What a new episode's error is compared with is the median of this many good episodes."""
@@ -98,9 +98,7 @@ def judge_episode(
 
 def judge_metrics(state: GuardState, settings: GuardSettings, metrics: Mapping[str, Any]) -> GuardState:
     """The same from a line of metrics.jsonl, where NaN is null."""
-    error, predicted = (
-        math.nan if metrics[name] is None else float(metrics[name])
-        for name in ("measured_tracking_error", "prediction_error")  # what a machine can know of itself
-    )
+    predicted = math.nan if metrics["prediction_error"] is None else float(metrics["prediction_error"])
+    error = measured_score(metrics)
     valid_share = float(metrics.get("valid_share", 1.0))
     return judge_episode(state, settings, int(metrics["episode"]), error, predicted, valid_share)

@@ -341,6 +341,7 @@ def episode_metrics(
         "max_error": tracking.max_error,
         "controller_loss": tracking.rms_error**2,
         "cost": float(policy.cost),
+        **({} if robot.task.cost.goal.tracks else {"score": float(policy.cost)}),
         "model_loss": float(model.loss),
         "prediction_error": float(update.agent.prediction_error),
         "gradient_norm": float(policy.step.gradient_norm),

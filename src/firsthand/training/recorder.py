@@ -3,7 +3,7 @@
 import contextlib
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,15 @@ def find_kept(proven: Sequence[float]) -> int | None:
     return kept
 
 
+def measured_score(metrics: Mapping[str, Any]) -> float:
+    """What an episode's policy is judged by, of a line of metrics.jsonl, where NaN is null: what a machine can know.
+
+    The tracking error as measured, or, where nothing is followed, the cost per step.
+    """
+    value = metrics["score"] if "score" in metrics else metrics["measured_tracking_error"]
+    return math.nan if value is None else float(value)
+
+
 class PolicyKeeper:
     """Decides after each episode whether its policy is the best one that was lately proven."""
 
@@ -99,7 +108,7 @@ class MemoryRecorder(AbstractRecorder):
         """Keep what ran; there is nothing to go on from."""
         self._episodes.append((summary, policy))
         metrics = summary.metrics
-        self._keeper.consider(policy, summary.episode, metrics["measured_tracking_error"], metrics["valid_share"])
+        self._keeper.consider(policy, summary.episode, measured_score(metrics), metrics["valid_share"])
 
     def replace_checkpoint(self, episode: int, checkpoint: Checkpoint) -> None:
         """Nothing: a run in memory is not resumed."""
@@ -143,8 +152,8 @@ class FolderRecorder(AbstractRecorder):
         episode, metrics = summary.episode, summary.metrics
         self.run.save_episode(episode, {**summary.record.arrays(), **policy.arrays()}, {"episode": episode})
         self.run.append_metrics(metrics)
-        if self._keeper.consider(policy, episode, metrics["measured_tracking_error"], metrics["valid_share"]):
-            self._save_kept(policy.arrays(), episode, metrics["measured_tracking_error"])
+        if self._keeper.consider(policy, episode, measured_score(metrics), metrics["valid_share"]):
+            self._save_kept(policy.arrays(), episode, measured_score(metrics))
         self.replace_checkpoint(episode, checkpoint)
 
     def replace_checkpoint(self, episode: int, checkpoint: Checkpoint) -> None:
@@ -191,9 +200,7 @@ class FolderRecorder(AbstractRecorder):
         """Where the kept policy is one of an episode that is done again, or gone, keep the best of those before."""
         rows = self.run.read_metrics()
         with atomic.using(f"metrics.jsonl of {self.run.path}"):
-            errors = [
-                math.nan if row["measured_tracking_error"] is None else row["measured_tracking_error"] for row in rows
-            ]
+            errors = [measured_score(row) for row in rows]
         with contextlib.suppress(UserError):  # damaged
             best = self.run.load_best()
             with atomic.using(f"best.safetensors of {self.run.path}"):

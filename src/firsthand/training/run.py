@@ -168,6 +168,7 @@ class Run:
             "names": [reference.name for reference in evaluation.references],
             "policy_sha256": policy_digest(self._episode(episode)),
             "oracle": None if oracle is None else asdict(oracle),
+            **({"costs": list(evaluation.costs)} if evaluation.costs else {}),
         }
         self.folder.save_evaluation(episode, arrays, info)
 
@@ -179,7 +180,10 @@ class Run:
             records.append(EpisodeRecord.from_arrays(own))
             records[-1].check(self.description.spec)
         oracle = None if info["oracle"] is None else OracleResult(**info["oracle"])
-        made = Evaluation.of(self.description.spec, tuple(references), tuple(records))
+        costs = tuple(float("nan") if cost is None else float(cost) for cost in info.get("costs", ()))
+        if costs and len(costs) != len(references):
+            raise ValueError(f"it has {len(costs)} costs, but {len(references)} references")
+        made = Evaluation.of(self.description.spec, tuple(references), tuple(records), costs)
         return StoredEvaluation(made, oracle)
 
     # With the robot at hand.

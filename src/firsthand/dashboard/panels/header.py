@@ -91,14 +91,14 @@ class Figures:
 
     @staticmethod
     def _error_texts(run: RunFollower) -> tuple[str, str]:
-        unit, metrics = None if run.info is None else run.info.unit, run.metrics
-        if unit is None or not metrics.episodes:
+        score, metrics = None if run.info is None else run.info.score, run.metrics
+        if score is None or not metrics.episodes:
             return UNKNOWN, "error now"
-        newest, best = unit.with_unit(metrics.last("tracking_error")), metrics.best_episode()
+        newest, best = score.unit.with_unit(metrics.last(score.key)), metrics.best_episode(score.key)
         if best is None:
-            return newest, "error now"
-        smallest = metrics.columns["tracking_error"][metrics.columns["episode"].index(best)]
-        return newest, f"error now; best {unit.with_unit(smallest)} at {best}"
+            return newest, f"{score.short} now"
+        smallest = metrics.columns[score.key][metrics.columns["episode"].index(best)]
+        return newest, f"{score.short} now; best {score.unit.with_unit(smallest)} at {best}"
 
     def _show(self, name: str, large: str, small: str) -> None:
         for label, text in zip(self.figures[name], (large, small), strict=True):

@@ -3,6 +3,7 @@
 from nicegui import ui
 
 from ...control.files import MAX_TAG_LENGTH
+from ...units import TRACKING
 from ..follower import RunFollower
 from ..requests import Requests
 from .elements import note, panel, row
@@ -69,9 +70,10 @@ class OperatorPanel:
 
 def earlier_policies(run: RunFollower) -> dict[str, str]:
     """Where the run can go back to, as `KIND EPISODE` of a request and a text for people, best first, then newest."""
-    unit = None if run.info is None else run.info.unit
-    errors = dict(zip(run.metrics.columns["episode"], run.metrics.columns["tracking_error"], strict=True))
-    best = run.metrics.best_episode()
+    score = TRACKING if run.info is None else run.info.score
+    unit = None if run.info is None else score.unit
+    errors = dict(zip(run.metrics.columns["episode"], run.metrics.columns[score.key], strict=True))
+    best = run.metrics.best_episode(score.key)
     options: dict[str, str] = {}
     if best is not None and unit is not None:
         options[f"return {best}"] = f"best: episode {best}, {unit.with_unit(errors[best])}"

@@ -81,7 +81,7 @@ def learned(spec, model):
 
 @eqx.filter_jit
 def predict(dynamics, states, commands):
-    return jax.vmap(dynamics)(states, commands)
+    return jax.jit(jax.vmap(dynamics))(states, commands)
 
 
 loss = eqx.filter_jit(one_step_loss)

@@ -204,7 +204,7 @@ def test_unfinished_seeds_are_compared_where_all_of_them_are(tmp_path):
     row = rows.row_of(PEERS["ppo"], results, task)
     assert (row.episodes, row.tested) == (3, 0)  # the third has a test at 3 only, which the others have not
     assert math.isnan(row.random_m)
-    assert rows.extrapolated(results[1:], 0.01, task) == ""
+    assert rows.extrapolate(results[1:], 0.01, task) == ""
 
 
 def test_sudden_drops_are_counted_after_the_tenth_episode():

@@ -11,14 +11,14 @@ import pytest
 from firsthand_lab.baselines.tdmpc2 import Config, learning, networks, planning, regression
 from firsthand_lab.baselines.tdmpc2.agent import _plan, _update
 from firsthand_lab.baselines.tdmpc2.learning import draw_update_noise, model_loss, policy_loss, value_loss
-from firsthand_lab.baselines.tdmpc2.networks import Network, WorldModel, draw_pairs, kept_units, member
+from firsthand_lab.baselines.tdmpc2.networks import Network, WorldModel, draw_pairs, dropout_mask, member
 from firsthand_lab.baselines.tdmpc2.planning import draw_plan_noise
 
 from .tdmpc2_tools import TINY, Line, line_agent, new_model, new_state, normal, perturbed, random_batch, run_episode
 
 # A program each, instead of one per operation.
 symexp, symlog = eqx.filter_jit(regression.symexp), eqx.filter_jit(regression.symlog)
-two_hot, expected = eqx.filter_jit(regression.two_hot), eqx.filter_jit(regression.expected)
+two_hot, expected = eqx.filter_jit(regression.two_hot), eqx.filter_jit(regression.expected_value)
 cross_entropy = eqx.filter_jit(regression.cross_entropy)
 mish, simnorm = eqx.filter_jit(networks.mish), eqx.filter_jit(networks.simnorm)
 draw_action, values_of_pair = eqx.filter_jit(networks.draw_action), eqx.filter_jit(networks.values_of_pair)
@@ -34,7 +34,7 @@ def apply(network, *given):
 @eqx.filter_jit
 def value_of(ensemble, which, z, action, config):
     """What one member of the ensemble expects."""
-    return regression.expected(member(ensemble, which)(z, action), config)
+    return regression.expected_value(member(ensemble, which)(z, action), config)
 
 
 # Regression by classification
@@ -125,7 +125,7 @@ def test_a_pair_is_two_different_members_and_all_get_their_turn():
 
 def test_dropout_leaves_out_its_share_and_keeps_the_mean():
     bits = np.random.default_rng(0).integers(2**16, size=100_000, dtype=np.uint16)
-    kept = np.asarray(kept_units(jnp.asarray(bits), 0.01))
+    kept = np.asarray(dropout_mask(jnp.asarray(bits), 0.01))
     assert np.mean(kept == 0) == pytest.approx(0.01, abs=0.002)
     assert kept.mean() == pytest.approx(1.0, abs=0.002)
 
@@ -149,7 +149,7 @@ def test_the_value_loss_has_the_gradient_of_its_formula():
     bits = jnp.asarray(np.random.default_rng(0).integers(2**16, size=(3, 10, TINY.width), dtype=np.uint16))
 
     def formula(value, z):
-        rows = [member(value, i)(z, action, kept=kept_units(bits[i], 0.1)) for i in range(TINY.members)]
+        rows = [member(value, i)(z, action, kept=dropout_mask(bits[i], 0.1)) for i in range(TINY.members)]
         return sum(weight @ cross_entropy(logits, wanted) for logits in rows) / TINY.members
 
     def ours(value, z):

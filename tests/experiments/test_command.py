@@ -124,4 +124,4 @@ def test_ctrl_c_leaves_everything_resumable_and_says_how_to_continue(tmp_path: P
     assert shlex.split(again)[:3] == ["firsthand", "experiment", "payload"]
     assert str(tmp_path / "my out") in shlex.split(again)
     with Study(tmp_path / "my out", find("payload"), Size("tiny", 2)) as study:
-        assert not any(study.finished(job) for job in study.jobs)
+        assert not any(study.is_finished(job) for job in study.jobs)

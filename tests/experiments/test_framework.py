@@ -189,18 +189,18 @@ def test_a_job_that_was_begun_with_other_code_goes_on_and_says_so(tmp_path: Path
     assert done["code"] == f"old+{worker.code_digest(job.runner)}"
     assert done["commit"] == f"abc then {worker.commit()}"
     assert files.read_json(study.folder(job) / "total.json")["added"] == [5, 5, 6, 7]
-    assert study.finished(job)
+    assert study.is_finished(job)
     with Study(tmp_path / "two", Counting(), Size("tiny", 1)) as other:
         assert not other.borrow(job, [study.path])
         other.take(job, study.path)
-        assert other.finished(job)
+        assert other.is_finished(job)
 
 
 def test_a_checkpoint_of_which_nobody_knows_the_code_is_no_single_version(tmp_path: Path) -> None:
     (tmp_path / files.CHECKPOINT).mkdir()
-    code = worker.noted_version(tmp_path, "firsthand_lab.experiments.learning:run")["code"]
+    code = worker.note_version(tmp_path, "firsthand_lab.experiments.learning:run")["code"]
     assert code == f"unknown+{worker.code_digest('firsthand_lab.experiments.learning:run')}"
-    assert worker.noted_version(tmp_path, "firsthand_lab.experiments.learning:run")["code"] == code  # killed once more
+    assert worker.note_version(tmp_path, "firsthand_lab.experiments.learning:run")["code"] == code  # killed once more
 
 
 def test_the_code_of_a_job_is_everything_that_its_data_may_come_from() -> None:

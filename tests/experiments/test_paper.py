@@ -42,7 +42,7 @@ def conclude(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
         experiment = find(name)
         with Study(folder / name, experiment, Size("tiny", experiment.seeds.tiny)) as study:
             for job in study.jobs:
-                if not study.finished(job) and not study.borrow(job, study.neighbours()):
+                if not study.is_finished(job) and not study.borrow(job, study.neighbours()):
                     worker.perform(study.prepare(job), lambda done, note="": None)
             return study, study.conclude()
 

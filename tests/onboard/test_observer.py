@@ -417,7 +417,7 @@ def test_gradients_stay_finite_where_a_measurement_is_missing(spec):
         found = correct(spec, parameters, settings, predicted, jnp.asarray(measured[1]))
         return jnp.sum(found.state**2) + jnp.sum(found.innovation**2)
 
-    gradient = jax.grad(loss)(parameters)
+    gradient = jax.jit(jax.grad(loss))(parameters)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     assert np.abs(gradient.gain[:, :, 1:]).max() > 0
 

@@ -136,7 +136,7 @@ def dense(problem: Problem, weights):
         return (passes * jax.vmap(jax.vmap(current))(data.states[:, :-1], data.previews) / SCALE).ravel()
 
     rows = np.asarray(everything(flat))
-    wide, u = (np.asarray(jax.jacfwd(f)(flat)) for f in (everything, commands))
+    wide, u = (np.asarray(jax.jit(jax.jacfwd(f))(flat)) for f in (everything, commands))
     return rows, wide, u / np.sqrt(TRAJECTORIES)
 
 

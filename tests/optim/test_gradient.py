@@ -97,7 +97,7 @@ def jacobians(problem: Problem, rollout: Rollout):
             *jax.jacfwd(command, argnums=(1, 0))(flat, state, preview),
         )
 
-    return jax.vmap(jax.vmap(at))(rollout.states[:, :-1], rollout.commands, rollout.previews)
+    return jax.jit(jax.vmap(jax.vmap(at)))(rollout.states[:, :-1], rollout.commands, rollout.previews)
 
 
 def dense_gradient(problem: Problem, rollout: Rollout, discount: float = 1.0, *, chained: bool = False) -> np.ndarray:

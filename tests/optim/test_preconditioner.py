@@ -55,7 +55,7 @@ def command_slopes(policy: Policy, rollout: Rollout):
     """∂u/∂φ at every step, by reverse mode."""
     flat, unravel = ravel_pytree(policy)
     one = jax.jacrev(lambda phi, state, preview: unravel(phi)(state, preview))
-    each = jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)), in_axes=(None, 0, 0))
+    each = jax.jit(jax.vmap(jax.vmap(one, in_axes=(None, 0, 0)), in_axes=(None, 0, 0)))
     return each(flat, rollout.states[:, :-1], rollout.previews)
 
 

@@ -113,8 +113,8 @@ def test_mass_matrix_is_the_sum_over_the_bodies():
     for q in poses(3):
         expected = np.zeros((4, 4))
         for body in bodies(600.0):
-            jacobian = jax.jacfwd(lambda q, body=body: place(body, q)[0])(q)
-            turning = jax.jacfwd(lambda q, body=body: place(body, q)[1])(q)
+            jacobian = jax.jit(jax.jacfwd(lambda q, body=body: place(body, q)[0]))(q)
+            turning = jax.jit(jax.jacfwd(lambda q, body=body: place(body, q)[1]))(q)
             expected += body.mass * np.asarray(jacobian.T @ jacobian) + body.inertia * np.outer(turning, turning)
         matrix = mass_matrix(q, kg(600.0))
         np.testing.assert_allclose(matrix.dense(), expected, rtol=1e-9, atol=1e-6)
@@ -134,7 +134,7 @@ def test_coriolis_torque_does_no_work_beyond_the_change_of_inertia():
 
 def test_moment_arms_are_the_slopes_of_the_cylinder_lengths():
     for q in poses(20):
-        np.testing.assert_allclose(moment_arms(q), np.diag(jax.jacfwd(cylinder_lengths)(q)), rtol=1e-9)
+        np.testing.assert_allclose(moment_arms(q), np.diag(jax.jit(jax.jacfwd(cylinder_lengths))(q)), rtol=1e-9)
         np.testing.assert_array_equal(np.sign(moment_arms(q)), ARM_SIGNS)
 
 
@@ -196,7 +196,7 @@ def test_a_spool_opens_more_slowly_than_it_closes():
 
 def test_valve_gain_has_a_dead_band_and_a_convex_start():
     spool = np.linspace(0, 1, 201)
-    gain = np.asarray(jax.vmap(lambda s: valve_gain(s * jnp.ones(4), jnp.asarray(1.0), P))(spool))
+    gain = np.asarray(jax.jit(jax.vmap(lambda s: valve_gain(s * jnp.ones(4), jnp.asarray(1.0), P)))(spool))
     assert (gain[spool < min(P.dead_band)] == 0).all()
     assert (np.diff(gain, axis=0) >= 0).all()
     np.testing.assert_allclose(gain[-1], 1.0)

@@ -165,7 +165,7 @@ def test_commands_are_those_of_the_policy_that_is_trained() -> None:
     robot = robot_of(cart_task())
     record = episode(robot)
     rollout = as_rollout(robot.task.spec, record)
-    ours = jax.vmap(jax.vmap(policy_of(robot)))(rollout.states[:, :-1], rollout.previews)
+    ours = jax.jit(jax.vmap(jax.vmap(policy_of(robot))))(rollout.states[:, :-1], rollout.previews)
     np.testing.assert_allclose(record.commands, np.asarray(ours), atol=1e-5)
 
 

@@ -209,7 +209,7 @@ def test_following_starts_at_rest_and_cuts_the_padding_off(task, policies):
         np.testing.assert_allclose(record.references[0, :steps], reference.points, rtol=1e-6)
         np.testing.assert_array_equal(record.references[0, steps:], np.tile(record.references[0, steps - 1], (4, 1)))
         rollout = as_rollout(task.spec, record)
-        commands = jax.vmap(policies[0])(rollout.states[0, :-1], rollout.previews[0])
+        commands = jax.jit(jax.vmap(policies[0]))(rollout.states[0, :-1], rollout.previews[0])
         np.testing.assert_allclose(commands, record.commands[0], atol=1e-6)
 
 
@@ -226,7 +226,7 @@ def test_an_excitation_is_added_inside_the_limits(task, policies):
     extra[1] = 5.0
     record = SimulatedRobot(PLANT, task, seed=3).run_episode(policies[0], GOALS, extra)
     rollout = as_rollout(task.spec, record)
-    own = jax.vmap(jax.vmap(policies[0]))(rollout.states[:, :-1], rollout.previews)
+    own = jax.jit(jax.vmap(jax.vmap(policies[0])))(rollout.states[:, :-1], rollout.previews)
     np.testing.assert_allclose(record.commands, np.clip(own + extra, -1.0, 1.0), atol=1e-6)
     np.testing.assert_array_equal(record.commands[1], 1.0)
 

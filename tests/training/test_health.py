@@ -15,6 +15,10 @@ from firsthand.tasks import excavator_task
 from firsthand.training import health, preset
 from firsthand.training.health import Health, closed_loop_growth, diagnose, health_metrics
 
+# A program each, instead of one per operation.
+lag_one_correlation = eqx.filter_jit(health.lag_one_correlation)
+make_rollout = eqx.filter_jit(Rollout.from_arrays)
+
 STEPS = 300
 SPEC = excavator_task(steps=60, trajectories=4, hidden=(4,)).spec
 PERIOD = SPEC.period_s
@@ -89,14 +93,14 @@ def coloured(rng: np.random.Generator, coefficient: float, kind: str) -> np.ndar
 def test_the_correlation_of_innovations_is_that_of_the_process(kind, coefficient, correlation):
     errors = coloured(np.random.default_rng(2), coefficient, kind)
     errors[3, 17], errors[:, 100] = 1e4, np.nan  # an outlier and a gap decide nothing
-    found = health.lag_one_correlation(jnp.asarray(errors, jnp.float32))
+    found = lag_one_correlation(jnp.asarray(errors, jnp.float32))
     assert float(found[0]) == pytest.approx(correlation, abs=0.05)
 
 
 def test_too_few_or_vanishing_innovations_have_no_correlation():
-    assert np.isnan(health.lag_one_correlation(jnp.ones((1, 10, 2)))).all()
-    assert np.isnan(health.lag_one_correlation(jnp.zeros((1, 100, 2)))).all()
-    assert np.isnan(health.lag_one_correlation(jnp.full((1, 100, 2), jnp.nan))).all()
+    assert np.isnan(lag_one_correlation(jnp.ones((1, 10, 2)))).all()
+    assert np.isnan(lag_one_correlation(jnp.zeros((1, 100, 2)))).all()
+    assert np.isnan(lag_one_correlation(jnp.full((1, 100, 2), jnp.nan))).all()
 
 
 def test_the_worst_channel_is_named():
@@ -116,7 +120,7 @@ def motion(rng: np.random.Generator, size: float = 1.0, spec=SPEC, trajectories:
     states = np.zeros((trajectories, steps + 1, layout.size), np.float32)
     states[..., : layout.num_measured] = walk
     points = (trajectories, steps, 1 + len(spec.preview), spec.num_outputs)
-    return Rollout.from_arrays(
+    return make_rollout(
         jnp.asarray(states), jnp.zeros((trajectories, steps, layout.num_commands)), previews=jnp.zeros(points)
     )
 

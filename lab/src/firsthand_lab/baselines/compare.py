@@ -29,8 +29,8 @@ from .rows import (
     as_columns,
     as_text,
     curve_columns,
-    extrapolated,
-    grouped,
+    extrapolate,
+    group_runs,
     lately,
     row_of,
     run_columns,
@@ -93,7 +93,7 @@ class PeerComparison(Experiment):
 
     def conclude(self, size: Size, results: list[Result]) -> Finding:
         """Curves, paths, table."""
-        runs = grouped(results)
+        runs = group_runs(results)
         rows = [row_of(peer, found, self.task) for peer, found in runs]
         comparisons = self._goals(rows, runs, size)
         return Finding(
@@ -166,7 +166,7 @@ class PeerComparison(Experiment):
             "kinematics as functions, that positions are integrals of velocities, and how commands are remembered, and "
             "imagine motions from rest, as the tests begin; late in a run they steepen the joint-limit term of the "
             "cost. pid knows the kinematics; the others get the cost as a number per step.",
-            *(extrapolated(found, rows[0].random_m, self.task) for peer, found in runs if peer.name == "ppo"),
+            *(extrapolate(found, rows[0].random_m, self.task) for peer, found in runs if peer.name == "ppo"),
             *(f"{row.peer.title}: {row.setting}." for row in rows),
             *(
                 f"The runs of {row.peer.title} are by {row.versions} versions of the code."

@@ -114,14 +114,14 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         learned = learned_simulator(plant, task, seed, minutes=2.0 if parameters["tiny"] else LOG_MINUTES)
         report(5, "simulator learned")
         stepper = Stepper(learned, task)
-        model = trained(fleet(stepper, FLEET, seed=seed), parameters, report)
+        model = train_policy(fleet(stepper, FLEET, seed=seed), parameters, report)
         controller: Controller = Greedy(model)
         facts["in_simulation_m"] = tracking_metrics(task.spec, on_random(stepper, controller)).mean_error
     else:
         machines, numbers = family(plant, FLEET, seed)
         robots = fleet(Stepper(machines, task, each=True), FLEET, seed=seed, extra=numbers)
-        model = trained(robots, parameters, report)
-        estimator = Estimator.learned(model, robots, numbers, seed, rounds=2 if parameters["tiny"] else 30)
+        model = train_policy(robots, parameters, report)
+        estimator = Estimator.learn(model, robots, numbers, seed, rounds=2 if parameters["tiny"] else 30)
         controller = Adaptive(model, estimator)
         facts["estimate_r2"] = estimator.explained
     write_speeds(folder, Stepper(plant, task), controller, parameters)
@@ -143,7 +143,7 @@ def learned_simulator(plant: Any, task: Task, seed: int, *, minutes: float) -> A
     return fit(task.spec, series, FitSettings(seed=seed, **small))
 
 
-def trained(robots: Any, parameters: dict[str, Any], report: Report) -> Any:
+def train_policy(robots: Any, parameters: dict[str, Any], report: Report) -> Any:
     """PPO on the simulated robots."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -207,7 +207,7 @@ class Estimator:
             return self.network(torch.as_tensor(past)).clamp(-1.0, 1.0).numpy()
 
     @staticmethod
-    def learned(model: Any, robots: Any, numbers: np.ndarray, seed: int, rounds: int) -> "Estimator":
+    def learn(model: Any, robots: Any, numbers: np.ndarray, seed: int, rounds: int) -> "Estimator":
         """From trajectories of the trained policy on the machines it was trained on, but for `HELD_OUT` of them."""
         import torch
 

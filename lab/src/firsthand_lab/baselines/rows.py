@@ -26,7 +26,7 @@ Runs = list[tuple[Peer, list[Result]]]
 """What there is of each peer, ours first."""
 
 
-def grouped(results: list[Result]) -> Runs:
+def group_runs(results: list[Result]) -> Runs:
     """Results by peer: the finished ones, or those that have begun where none is finished."""
     named: dict[str, list[Result]] = {name.replace(":", "-"): [] for name in PEERS}
     for result in results:
@@ -78,7 +78,7 @@ def row_of(peer: Peer, found: list[Result], task: Task) -> Row:
     def in_test(name: str) -> float:
         return _median([t[name][t["episode"] == tested][0] for t in tests]) if tested else math.nan
 
-    def reached(level: float) -> float:
+    def minutes_to(level: float) -> float:
         # A median over seeds of which some never get there is "never" when most do not.
         middle = float(np.median([min(_first(c, level), 1e12) for c in curves]))
         return middle * minutes if middle < 1e9 else math.nan
@@ -95,7 +95,7 @@ def row_of(peer: Peer, found: list[Result], task: Task) -> Row:
         random_m=in_test("random_m"),
         shapes_m=in_test("shapes_m"),
         learning_m=lately(found, episodes),
-        robot_min=tuple(reached(level) for level in LEVELS_M),
+        robot_min=tuple(minutes_to(level) for level in LEVELS_M),
         computing_s=_median([spent(c) for c in curves]),
         act_ms=in_test("act_ms"),
         memory_mb=_median([f["memory_mb"] for f in facts]),
@@ -130,7 +130,7 @@ def lately(found: list[Result], episode: int) -> float:
     return _median([float(c["tracking_error"][s].mean()) for c, s in zip(curves, shown, strict=True) if s.any()])
 
 
-def extrapolated(found: list[Result], target_m: float, task: Task) -> str:
+def extrapolate(found: list[Result], target_m: float, task: Task) -> str:
     """Robot time until PPO would have our error, if its tests went on as a power law: a guess, and marked so."""
     tests = [r.csv(MARKS) for r in found if (r.folder / MARKS).exists()]
     tests = [t for t in tests if len(t["episode"]) >= MIN_TESTS]

@@ -142,7 +142,7 @@ class Compare:
         """Raise `UserError` when what is left to do takes very long and nobody said yes."""
         from ..experiments.worker import cores
 
-        left = [job.steps * job.weight for job in study.jobs if not study.finished(job)]
+        left = [job.steps * job.weight for job in study.jobs if not study.is_finished(job)]
         if self.tiny or self.yes or not left:
             return
         here = self.on == "local" or self.address is None

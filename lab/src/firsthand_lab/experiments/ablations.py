@@ -23,27 +23,27 @@ WORSE = 1.5
 def _split(results: list[Result]) -> tuple[list[Result], list[Result]]:
     """The plain runs and the changed ones."""
 
-    def changed(result: Result) -> bool:
+    def is_changed(result: Result) -> bool:
         parameters = result.job.parameters
         return parameters["model_until"] is not None or parameters["model_every"] > 1
 
-    return [r for r in results if not changed(r)], [r for r in results if changed(r)]
+    return [r for r in results if not is_changed(r)], [r for r in results if is_changed(r)]
 
 
 def _table(plain: tuple[Curves, Curves], changed: tuple[Curves, Curves]) -> dict[str, np.ndarray]:
     """Mean loss and model error of both, over the longer one's episodes."""
     episodes = max((plain[0].episodes, changed[0].episodes), key=len)
 
-    def padded(curves: Curves) -> np.ndarray:
+    def pad(curves: Curves) -> np.ndarray:
         mean = curves.log_mean()
         return np.concatenate([mean, np.full(len(episodes) - len(mean), np.nan)])
 
     return {
         "episode": episodes,
-        "controller_loss": padded(plain[0]),
-        "model_error": padded(plain[1]),
-        "controller_loss_changed": padded(changed[0]),
-        "model_error_changed": padded(changed[1]),
+        "controller_loss": pad(plain[0]),
+        "model_error": pad(plain[1]),
+        "controller_loss_changed": pad(changed[0]),
+        "model_error_changed": pad(changed[1]),
     }
 
 

@@ -112,11 +112,11 @@ def _file_name(name: str) -> str:
 
 
 def _text(late: dict[str, np.ndarray], learned: list[str], bare: bool, episodes: int, verdict: Verdict) -> str:
-    def shown(name: str) -> str:
+    def describe(name: str) -> str:
         return f"{100 * float(np.median(late[name])):.1f} cm"
 
-    without = f"Without any of them the error of the last quarter of {episodes} episodes is {shown(BARE)}"
-    alone = "; ".join(f"{name} alone {shown(name)}" for name in OURS if name in late)
+    without = f"Without any of them the error of the last quarter of {episodes} episodes is {describe(BARE)}"
+    alone = "; ".join(f"{name} alone {describe(name)}" for name in OURS if name in late)
     carried = f"Alone, {' or '.join(learned)} is enough to learn." if learned else "None of them is enough alone."
     claim = {
         Verdict.PASS: carried,
@@ -125,7 +125,7 @@ def _text(late: dict[str, np.ndarray], learned: list[str], bare: bool, episodes:
     return (
         "The paper's algorithm without our deviations that could carry it (discount, damped gradients, excitation, "
         "cost of command changes and of joint limits, past measurements), and with one of them at a time. "
-        f"{without}; {alone}. With all of them it is {shown(ALL)}. Learned counts below {100 * LEARNED:.0f} cm in "
+        f"{without}; {alone}. With all of them it is {describe(ALL)}. Learned counts below {100 * LEARNED:.0f} cm in "
         f"every seed. {claim}"
     )
 

@@ -29,7 +29,7 @@ def carry_out(studies: list[Study], make_pool: Callable[[int], Pool], display: D
     waiting: dict[str, list[tuple[Study, Job]]] = {}
     for study in studies:
         for job in study.jobs:
-            if study.finished(job):
+            if study.is_finished(job):
                 display.finished_before(study, job)
             elif study.borrow(job, study.neighbours()):
                 display.borrowed(study, job)
@@ -40,7 +40,7 @@ def carry_out(studies: list[Study], make_pool: Callable[[int], Pool], display: D
 
     def conclude() -> None:
         for study in studies:
-            if study.experiment.name not in findings and all(study.finished(job) for job in study.jobs):
+            if study.experiment.name not in findings and all(study.is_finished(job) for job in study.jobs):
                 findings[study.experiment.name] = study.conclude()
                 display.show_finding(study, findings[study.experiment.name])
 

@@ -45,7 +45,7 @@ class Study:
         """Where a job's data is."""
         return self.path / "jobs" / job.id
 
-    def finished(self, job: Job) -> bool:
+    def is_finished(self, job: Job) -> bool:
         """Whether it need not be run again."""
         return (self.folder(job) / files.DONE).exists()
 

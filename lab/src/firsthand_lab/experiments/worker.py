@@ -91,7 +91,7 @@ def perform(folder: Path, report: Report) -> None:
         if not _has_checkpoint(folder):
             _clear(folder)
         runner = find_runner(job.runner)
-        version = noted_version(folder, job.runner)  # before it runs: the files may be others when it ends
+        version = note_version(folder, job.runner)  # before it runs: the files may be others when it ends
         began, used = time.monotonic(), sum(os.times()[:4])
         runner(dict(job.parameters), folder, report)
         done = {
@@ -118,7 +118,7 @@ def _clear(folder: Path) -> None:
             atomic.remove(path)
 
 
-def noted_version(folder: Path, runner: str) -> dict[str, str | None]:
+def note_version(folder: Path, runner: str) -> dict[str, str | None]:
     """`code` and `commit` of this start, behind those of earlier ones with other code."""
     now = {"code": code_digest(runner), "commit": commit()}
     path = folder / files.CHECKPOINT / STARTS

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, UInt16
 
 from .config import Config
-from .networks import Network, WorldModel, draw_action, draw_pairs, kept_units, values_of_pair
+from .networks import Network, WorldModel, draw_action, draw_pairs, dropout_mask, values_of_pair
 from .regression import cross_entropy, two_hot
 
 
@@ -146,7 +146,7 @@ def td_targets(
 
 
 def _member_loss(q: Network, z, action, wanted, weight, bits, dropout: float) -> Float[Array, ""]:
-    return weight @ cross_entropy(q(z, action, kept=kept_units(bits, dropout)), wanted)
+    return weight @ cross_entropy(q(z, action, kept=dropout_mask(bits, dropout)), wanted)
 
 
 def value_loss(

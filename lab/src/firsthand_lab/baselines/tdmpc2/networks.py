@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt16
 
 from .config import Config
-from .regression import expected
+from .regression import expected_value
 
 _EPSILON = 1e-5  # of the layer normalisation
 _INITIAL = 0.02  # standard deviation of initial weights
@@ -71,7 +71,7 @@ class Layer(eqx.Module):
             row += part.shape[-1]
         return out
 
-    def normalised(self, x: Float[Array, "*batch units"]) -> Float[Array, "*batch units"]:
+    def normalize(self, x: Float[Array, "*batch units"]) -> Float[Array, "*batch units"]:
         """What follows the linear map; nothing for a linear layer."""
         return x if self.gain is None or self.offset is None else layer_norm(x) * self.gain + self.offset
 
@@ -111,9 +111,9 @@ class Network(eqx.Module):
         """The last layer's output. The first layer's units are multiplied by `kept` before they are normalised."""
         first, *others = self.layers
         x = first.linear(*parts)
-        x = first.normalised(x if kept is None else x * kept)
+        x = first.normalize(x if kept is None else x * kept)
         for layer in others:
-            x = layer.normalised(layer.linear(mish(x)))
+            x = layer.normalize(layer.linear(mish(x)))
         return x
 
 
@@ -163,7 +163,7 @@ def draw_pairs(count: int, members: int, rng: np.random.Generator) -> Int[np.nda
     return np.stack([first, (first + rng.integers(1, members, size=count)) % members], axis=1).astype(np.int32)
 
 
-def kept_units(bits: UInt16[Array, "*batch units"], dropout: float) -> Float[Array, "*batch units"]:
+def dropout_mask(bits: UInt16[Array, "*batch units"], dropout: float) -> Float[Array, "*batch units"]:
     """Factors of dropout from random bits: zero for units that are left out, the others make up for them."""
     return jnp.where(bits >= round(dropout * 2**16), 1 / (1 - dropout), 0.0)
 
@@ -181,8 +181,8 @@ def values_of_pair(
 
     def one(chosen) -> Float[Array, " rows"]:
         q, own_bits = chosen
-        kept = None if own_bits is None else kept_units(own_bits, config.dropout)
-        return expected(q(z, action, kept=kept), config)
+        kept = None if own_bits is None else dropout_mask(own_bits, config.dropout)
+        return expected_value(q(z, action, kept=kept), config)
 
     return jax.lax.map(one, (jax.tree.map(lambda x: x[pair], ensemble), bits))
 

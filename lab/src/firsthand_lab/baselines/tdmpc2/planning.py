@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .config import Config
 from .networks import Network, WorldModel, draw_action, draw_pairs, values_of_pair
-from .regression import expected
+from .regression import expected_value
 
 
 class PlanNoise(NamedTuple):
@@ -65,7 +65,7 @@ def unroll(
     """Discounted sum of predicted rewards along action sequences from one z, and the last z of each."""
 
     def step(z, action):
-        return model.next(z, action, config), expected(model.reward(z, action), config)
+        return model.next(z, action, config), expected_value(model.reward(z, action), config)
 
     # In the first step all sequences have the same z, which makes it cheaper.
     z, first = step(z, actions[0])

@@ -33,7 +33,7 @@ def two_hot(x: Float[Array, "*batch"], config: Config) -> Float[Array, "*batch b
     return jnp.maximum(1 - jnp.abs(position[..., None] - jnp.arange(config.bins)), 0.0)
 
 
-def expected(logits: Float[Array, "*batch bins"], config: Config) -> Float[Array, "*batch"]:
+def expected_value(logits: Float[Array, "*batch bins"], config: Config) -> Float[Array, "*batch"]:
     """The number that a predicted distribution stands for."""
     return symexp(jax.nn.softmax(logits) @ bin_middles(config))
 

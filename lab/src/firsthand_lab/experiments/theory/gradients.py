@@ -31,7 +31,7 @@ class Starts(eqx.Module):
     """The state vectors."""
 
 
-def passed_on(tree: PyTree, discount: Float[Array, ""] | float) -> PyTree:
+def scale_gradient(tree: PyTree, discount: Float[Array, ""] | float) -> PyTree:
     """The same values; derivatives through them count `discount`."""
     return jax.tree.map(
         lambda v: discount * v + (1.0 - discount) * jax.lax.stop_gradient(v) if eqx.is_inexact_array(v) else v, tree
@@ -70,7 +70,7 @@ def trajectory_costs(
             plant_state, state = carry
             preview, taken = inputs
             value = cost(state, act(state, preview, taken), preview[0])
-            plant_state, state = passed_on((plant_state, state), discount)
+            plant_state, state = scale_gradient((plant_state, state), discount)
             command = act(state, preview, taken)
             plant_state = plant.step(plant_state, command, key=jax.random.key(KEY))
             measured = plant.measure(plant_state, key=jax.random.key(KEY))

@@ -58,7 +58,7 @@ def learn(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             data = transitions(rollout, group.task.spec.layout.num_measured)
             last = progress.columns["data"][-1][i] if "data" in progress.columns else data
             row["shift"], row["shift_error"] = variation_bound(last, data) if group.episode > 1 else (0.0, 0.0)
-            rows.append((row, data, flattened(starts.plant, len(record.starts))))
+            rows.append((row, data, flatten_states(starts.plant, len(record.starts))))
         names = sorted({name for row, _, _ in rows for name in row} | set(LOOP))
         progress.columns["data"] = []  # only the newest episode's is needed
         best_cost, best_policy = _keep_best(progress, before.policy, np.asarray(metrics["cost"]), group.episode)
@@ -109,7 +109,7 @@ def _keep_best(
     return np.where(better, costs, kept[0]), np.where(better[:, None], flat, kept[1])
 
 
-def flattened(states: Any, count: int) -> np.ndarray:
+def flatten_states(states: Any, count: int) -> np.ndarray:
     """Plant states as rows of numbers, in the order of `ravel_pytree`."""
     return np.concatenate([np.asarray(leaf).reshape(count, -1) for leaf in jax.tree.leaves(states)], axis=1)
 

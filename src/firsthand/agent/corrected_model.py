@@ -6,7 +6,8 @@ Rolled out with them,
     x̂_0 = x_0,   u_τ = π(x̂_τ),   x̂_{τ+1} = f(x̂_τ, u_τ) + e_τ,
 
 the model is exact at the policy that made the data, and its error grows only with the distance from it. Imagined
-trajectories have other starts and references; their errors are zero, or those of a measured trajectory.
+trajectories have other starts and references; their errors are zero, or those of a measured trajectory. Their commands
+may be disturbed (`command_noise`), so that a policy learns what lies beyond a dead band.
 """
 
 from typing import NamedTuple
@@ -45,6 +46,8 @@ class RolloutInputs(NamedTuple):
     """Whether the policy's command was applied as it was."""
     valid: Bool[Array, "trajectories steps"]
     """Steps that count. None does on a measured trajectory whose first step is not valid: it has no sound start."""
+    offsets: Float[Array, "trajectories steps commands"] | None = None
+    """Added to the policy's commands; see `command_noise.disturb_commands`."""
 
 
 ERROR_SHIFT = 37
@@ -113,6 +116,7 @@ def predict_rollout(policy: Policy, dynamics: DynamicsFunction, inputs: RolloutI
         applied=inputs.applied,
         free=inputs.free,
         valid=inputs.valid,
+        offsets=inputs.offsets,
     )
 
 

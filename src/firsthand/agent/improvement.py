@@ -13,6 +13,7 @@ from ..optim.gradient import damped_gradient, mean_cost
 from ..optim.preconditioner import StepReport, preconditioned_step
 from ..optim.rollout import CostFunction, DynamicsFunction, Rollout
 from .buffer import ImaginedStarts
+from .command_noise import CommandNoise, Saturated, disturb_commands, find_dead_bands
 from .corrected_model import command_deviation, half_range, make_rollout_inputs, predict_rollout
 from .settings import Settings
 from .track_record import limit_length
@@ -32,6 +33,8 @@ class PolicyReport(NamedTuple):
     """Policy steps that led to the new policy."""
     step: StepReport
     """The last step's report; `accepted` tells whether every step was."""
+    dead_band: Float[Array, ""] | float = math.nan
+    """The widest dead band that the policy's commands are in: see `find_dead_bands`; NaN where none was looked for."""
     surprise: Float[Array, ""] | float = math.nan
     """Measured cost over the cost predicted for this policy; NaN where nothing was predicted."""
     rolled_back: Bool[Array, ""] | bool = False
@@ -47,6 +50,8 @@ def improve_policy(
     radius: Float[Array, ""] | float,
     settings: Settings,
     usual_length: Float[Array, ""] | float = math.nan,
+    *,
+    noise: CommandNoise | None = None,
 ) -> tuple[Policy, PolicyReport]:
     """The policy after an episode's steps.
 
@@ -57,7 +62,7 @@ def improve_policy(
     if single and imagined is None:
         return improve_on_measured(policy, dynamics, cost, rollout, settings)
     return improve_on_model(
-        policy, dynamics, cost, rollout, imagined, jnp.asarray(radius), settings, jnp.asarray(usual_length)
+        policy, dynamics, cost, rollout, imagined, jnp.asarray(radius), settings, jnp.asarray(usual_length), noise=noise
     )
 
 
@@ -67,6 +72,11 @@ def outlier_limit(settings: Settings) -> Float[Array, ""] | float | None:
     if isinstance(factor, float):
         return factor or None
     return jnp.where(factor > 0, factor, jnp.finfo(factor.dtype).max)
+
+
+def is_on(number: Float[Array, ""] | float) -> bool:
+    """Whether a setting that zero turns off may be on; a traced one, of several members side by side, may."""
+    return not isinstance(number, float | int) or number > 0
 
 
 def _one_step(
@@ -166,6 +176,8 @@ def improve_on_model(
     radius: Float[Array, ""],
     settings: Settings,
     usual_length: Float[Array, ""] | float = math.nan,
+    *,
+    noise: CommandNoise | None = None,
 ) -> tuple[Policy, PolicyReport]:
     """Judged preconditioned steps along the trajectories that the corrected model predicts for each new policy.
 
@@ -175,18 +187,26 @@ def improve_on_model(
     rolled out from, and does not count. A step is kept when the predicted cost falls and the predicted commands differ
     from the old policy's by at most `radius` (root mean square); otherwise it is shortened and judged again. Where the
     settings limit it, the policy changes by at most `length_factor` times `usual_length`. The step size grows with
-    every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true.
+    every step that is kept, to at most η · radius/radius₀: as far as earlier predictions came true. With `noise`, the
+    commands of imagined trajectories are disturbed (`disturb_commands`); the prediction that is returned is without.
     """
-    inputs = make_rollout_inputs(dynamics, rollout, imagined, settings.imagination.disturbances)
-    measured = rollout.states.shape[0]
+    inputs = calm = make_rollout_inputs(dynamics, rollout, imagined, settings.imagination.disturbances)
+    measured, model = rollout.states.shape[0], dynamics
+    dead_bands = jnp.zeros(policy.spec.layout.num_commands)
+    disturbed = imagined is not None and noise is not None and is_on(settings.imagination.command_noise)
+    if disturbed:
+        assert noise is not None
+        dead_bands = find_dead_bands(policy.spec, dynamics, rollout, settings)
+        inputs = disturb_commands(calm, policy, measured, dead_bands, settings, noise)
+        model = Saturated(dynamics, policy.spec)
     as_in_paper = settings.policy_step.steps == 1 and imagined is None  # one gradient, along what was measured
     last_round = settings.policy_step.steps + settings.policy_step.retries
     fastest = jnp.maximum(radius / settings.trust_region.radius, 1.0)
     # Without excitation these are the measured commands; with it, what the policy alone would have commanded.
-    before = predict_rollout(policy, dynamics, jax.tree.map(lambda a: a[:measured], inputs)).commands
+    before = predict_rollout(policy, dynamics, jax.tree.map(lambda a: a[:measured], calm)).commands
 
     def judge(now: _Progress) -> _Progress:
-        data = predict_rollout(now.candidate, dynamics, inputs)
+        data = predict_rollout(now.candidate, model, inputs)
         value = mean_cost(cost, data)
         moved = command_deviation(policy, data.commands, before, inputs)
         first = now.rounds == 0
@@ -201,7 +221,7 @@ def improve_on_model(
             if as_in_paper:
                 new, report = _one_step(best, dynamics, cost, rollout, settings, pace)
             else:
-                new, report = _one_step(best, dynamics, cost, data, settings, pace, chained=True)
+                new, report = _one_step(best, model, cost, data, settings, pace, chained=True)
             return limit_length(policy, new, usual_length, settings), report
 
         def step_back():
@@ -230,4 +250,8 @@ def improve_on_model(
     # One round more than steps and retries: the first only judges the policy that made the data.
     end = jax.lax.while_loop(unfinished, judge, _initial_progress(policy))
     report = end.report._replace(accepted=end.sound)
-    return end.best, PolicyReport(mean_cost(cost, rollout), end.cost, end.deviation, end.steps, report)
+    predicted = mean_cost(cost, predict_rollout(end.best, dynamics, calm)) if disturbed else end.cost
+    widest = dead_bands.max() if disturbed else math.nan
+    return end.best, PolicyReport(
+        mean_cost(cost, rollout), predicted, end.deviation, end.steps, report, dead_band=jnp.asarray(widest)
+    )

@@ -160,5 +160,8 @@ def refine_on_model(
     )
     end, reports = jax.lax.scan(step, first, batches)
     report = jax.tree.map(lambda a: a[-1], reports)._replace(accepted=end.sound)
-    policy_report = PolicyReport(mean_cost(cost, rollout), end.value, end.deviation, end.steps, report)
+    unknown = jnp.asarray(jnp.nan)
+    policy_report = PolicyReport(
+        mean_cost(cost, rollout), end.value, end.deviation, end.steps, report, dead_band=unknown
+    )
     return end.policy, Refinement(end.direction, end.damping, jnp.asarray(True)), policy_report

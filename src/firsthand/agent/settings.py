@@ -304,6 +304,16 @@ class ImaginationSettings(Group):
         minimum=0,
         maximum=1,
     )
+    command_noise: Number = setting(
+        0.0,
+        "largest amplitude of smooth random offsets on the commands of imagined trajectories, of half the range, until "
+        "refinement begins: they find what lies beyond a dead band",
+        minimum=0,
+        maximum=2,
+    )
+    dead_band_factor: Number = setting(
+        2.0, "they are up to this many times as large where small changes of a command do little", minimum=1, maximum=10
+    )
     practice_episodes: int = setting(
         10, "episodes in which a random policy practises on a model learned from logs", minimum=0
     )

@@ -12,6 +12,7 @@ from ..models import Policy
 from ..optim.gradient import mean_cost
 from ..optim.rollout import CostFunction, Rollout
 from .buffer import Buffer, ImaginedStarts
+from .command_noise import CommandNoise
 from .estimation import learn_candidates
 from .improvement import PolicyReport, improve_policy
 from .memory import loop_cost, loop_dynamics
@@ -22,6 +23,9 @@ from .state import LearnerState
 from .track_record import is_surprise, typical_cost, update_record
 from .trees import select_tree
 from .windows import noise_blend
+
+COMMAND_NOISE = 1
+"""Which of the random numbers that follow from a state's key are for the commands of imagined trajectories."""
 
 
 @eqx.filter_jit
@@ -82,7 +86,10 @@ def update_policy(
     if imagined is not None and state.estimation is not None:
         share = noise_blend(state.estimation.missed, settings)
         imagined = dataclasses.replace(imagined, disturbance=jnp.broadcast_to(share, imagined.starts.shape[:1]))
-    policy, refinement, report = _improve_or_refine(state, cost, rollout, imagined, radius, due, settings)
+    need = jnp.sqrt(jnp.clip(measured / (settings.refinement.progress * largest), 0.0, 1.0))
+    noise = CommandNoise(jax.random.fold_in(state.key, COMMAND_NOISE), need)
+    noise = noise if state.policy.control is None else None  # a base is out of its dead bands already
+    policy, refinement, report = _improve_or_refine(state, cost, rollout, imagined, radius, due, noise, settings)
     report = report._replace(cost=measured, surprise=comparable / state.expected_cost)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)
     typical = typical_cost(cost, rollout, settings)
@@ -120,6 +127,7 @@ def _improve_or_refine(
     imagined: ImaginedStarts | None,
     radius: Float[Array, ""],
     due: Bool[Array, ""],
+    noise: CommandNoise | None,
     settings: Settings,
 ) -> tuple[Policy, Refinement, PolicyReport]:
     """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement where it is due.
@@ -132,7 +140,9 @@ def _improve_or_refine(
 
     def improve() -> tuple[Policy, Refinement, PolicyReport]:
         usual_length = state.record.usual_length
-        policy, report = improve_policy(state.policy, dynamics, cost, rollout, few, radius, settings, usual_length)
+        policy, report = improve_policy(
+            state.policy, dynamics, cost, rollout, few, radius, settings, usual_length, noise=noise
+        )
         return policy, Refinement.initial(policy, settings), report
 
     def refine() -> tuple[Policy, Refinement, PolicyReport]:

@@ -97,6 +97,7 @@ def predict_trajectory(
     errors: Float[Array, "steps state"] | None = None,
     applied: Float[Array, "steps commands"] | None = None,
     free: Bool[Array, "steps commands"] | None = None,
+    offsets: Float[Array, "steps commands"] | None = None,
 ) -> tuple[Float[Array, "steps_and_last state"], Float[Array, "steps commands"]]:
     """One trajectory of the model: x_{k+1} = f(x_k, π(x_k, r_k)) + d_k.
 
@@ -108,14 +109,17 @@ def predict_trajectory(
         errors: d. With the measured `model_errors`, the policy that made the data repeats the measured trajectory.
         applied: what was commanded where `free` is false (a gate was active), whatever the policy says.
         free: where the command is the policy's own; everywhere if not given.
+        offsets: added to the policy's commands: what a disturbance at the command, or exploration, would do.
 
     Returns:
         The states x_0 … x_H and the commands u_0 … u_{H-1}.
     """
 
     def step(state, inputs):
-        preview, error, taken, own = inputs
+        preview, error, taken, own, offset = inputs
         command = policy(state, preview)
+        if offset is not None:
+            command = command + offset
         if own is not None:
             command = jnp.where(own, command, taken)
         following = dynamics(state, command)
@@ -123,7 +127,7 @@ def predict_trajectory(
             following = following + error
         return following, (following, command)
 
-    _, (states, commands) = jax.lax.scan(step, start, (previews, errors, applied, free))
+    _, (states, commands) = jax.lax.scan(step, start, (previews, errors, applied, free, offsets))
     return jnp.concat([start[None], states]), commands
 
 
@@ -139,6 +143,7 @@ def roll_out(
     applied: Float[Array, "trajectories steps commands"] | None = None,
     free: Bool[Array, "trajectories steps commands"] | None = None,
     valid: Bool[Array, "trajectories steps"] | None = None,
+    offsets: Float[Array, "trajectories steps commands"] | None = None,
 ) -> Rollout:
     """What a model predicts that a policy does, from each of `starts`; see `predict_trajectory`.
 
@@ -153,15 +158,17 @@ def roll_out(
         applied: the commands where `free` is false.
         free: where the command is the policy's own; everywhere by default.
         valid: steps that count; all by default.
+        offsets: added to the policy's commands; nothing by default.
 
     Returns:
         The predicted trajectories.
     """
     previews = _previews(starts.shape[0], steps, references, previews, starts.dtype)
     predict = jax.vmap(
-        predict_trajectory, in_axes=(None, None, 0, 0, *(None if a is None else 0 for a in (errors, applied, free)))
+        predict_trajectory,
+        in_axes=(None, None, 0, 0, *(None if a is None else 0 for a in (errors, applied, free, offsets))),
     )
-    states, commands = predict(policy, dynamics, starts, previews, errors, applied, free)
+    states, commands = predict(policy, dynamics, starts, previews, errors, applied, free, offsets)
     return Rollout.from_arrays(states, commands, previews=previews, free=free, valid=valid)
 
 

@@ -354,6 +354,7 @@ def episode_metrics(
         "surprise": float(policy.surprise),
         "deviation": float(policy.deviation),
         "radius": float(state.radius),
+        "dead_band": float(policy.dead_band),
         "rolled_back": bool(policy.rolled_back),
         "refined": bool(state.refinement.active),
         "cg_iterations": int(policy.step.iterations),

@@ -19,6 +19,7 @@ PRESETS: dict[str, Settings] = {
             "observer.use": 1,
             "imagination.trajectories": 30,
             "imagination.disturbances": 1,
+            "imagination.command_noise": 0.5,
             "refinement.steps": 8,
             "excitation.episodes": 2,
         }

@@ -1,0 +1,117 @@
+"""Random offsets on the commands of imagined trajectories: they find what lies beyond a dead band.
+
+Hydraulic valves do nothing over a part of their range, stiction holds a joint until it is overcome. In there the
+derivative of the motion by the command is zero, and a policy whose commands stay inside never learns to leave. The mean
+over offsets that reach beyond has the slope of the wider surroundings: randomised smoothing. Offsets are the larger the
+less a small change of the command does compared with a large one (`find_dead_bands`).
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from firsthand_onboard import ControlSpec
+
+from ..models import Policy
+from ..optim.rollout import DynamicsFunction, Rollout
+from .corrected_model import RolloutInputs, half_range
+from .settings import Settings
+
+SMALL, LARGE = 0.05, 0.75
+"""Changes of a command that are compared, of half its range."""
+
+
+class CommandNoise(NamedTuple):
+    """What decides on an episode's offsets besides the settings."""
+
+    key: PRNGKeyArray
+    """For the random numbers."""
+    need: Float[Array, ""]
+    """1 while the policy is bad, then falling with its error: one that works may rest in a dead band."""
+
+
+class Saturated(eqx.Module):
+    """A model behind the limits of the commands: beyond them nothing changes, and no derivative passes."""
+
+    dynamics: DynamicsFunction
+    spec: ControlSpec = eqx.field(static=True)
+
+    def __call__(self, state: Float[Array, " state"], command: Float[Array, " commands"]) -> Float[Array, " state"]:
+        """The next state."""
+        limits = self.spec.limits
+        return self.dynamics(
+            state, jnp.clip(command, jnp.asarray(limits.command_low), jnp.asarray(limits.command_high))
+        )
+
+
+def find_dead_bands(
+    spec: ControlSpec, dynamics: DynamicsFunction, rollout: Rollout, settings: Settings
+) -> Float[Array, " commands"]:
+    """How much less a small change of each command does than a large one, where the policy is: 0 no less, 1 nothing.
+
+    A change is held for `model.horizon` steps, from states along the measured trajectories; its effect is that on
+    what is measured at the end, per unit of change.
+    """
+    layout, limits = spec.layout, spec.limits
+    steps = min(settings.model.horizon, rollout.commands.shape[1])
+    count = rollout.commands.shape[1] // steps
+    starts = rollout.states[:, : count * steps : steps].reshape(-1, layout.size)
+    shape = (-1, steps, layout.num_commands)
+    commands = rollout.commands[:, : count * steps].reshape(shape)
+    counted = rollout.valid[:, : count * steps].reshape(-1, steps).all(axis=1)
+    scale = jnp.asarray(spec.scales.measured_scale)
+    low, high = jnp.asarray(limits.command_low), jnp.asarray(limits.command_high)
+    half = (high - low) / 2
+
+    def end(start: Array, window: Array) -> Array:
+        final, _ = jax.lax.scan(lambda state, command: (dynamics(state, command), None), start, window)
+        return final[: layout.num_measured] / scale
+
+    ends = jax.vmap(end)
+
+    def slope(change: Array) -> Array:
+        """Mean effect of changing all windows' commands to both sides, per unit of what the limits leave of it."""
+        lower, upper = (jnp.clip(commands + sign * change * half, low, high) for sign in (-1, 1))
+        moved = ends(starts, upper) - ends(starts, lower)
+        taken = jnp.abs((upper - lower) / half).max(axis=-1).mean(axis=-1)
+        return moved / jnp.maximum(taken, 1e-6)[:, None]
+
+    def insensitivity(channel: Array) -> Array:
+        small, large = slope(SMALL * channel), slope(LARGE * channel)
+        # Only what a small change does in the direction of the large one: the rest is the model's error.
+        small, large = (jnp.sum(jnp.where(counted[:, None], a * large, 0.0)) for a in (small, large))
+        return jnp.clip(1 - small / jnp.maximum(large, 1e-12), 0.0, 1.0)
+
+    return jax.lax.map(insensitivity, jnp.eye(layout.num_commands))
+
+
+def disturb_commands(
+    inputs: RolloutInputs,
+    policy: Policy,
+    measured: int,
+    dead_bands: Float[Array, " commands"],
+    settings: Settings,
+    noise: CommandNoise,
+) -> RolloutInputs:
+    """The same with smooth random offsets on the commands of the imagined trajectories, all but the first `measured`.
+
+    They are first-order filtered noise, as in excitation. Each trajectory has an amplitude of its own, between zero and
+    `imagination.command_noise` times `need`, and up to `imagination.dead_band_factor` times that in a channel with a
+    dead band.
+    """
+    count, steps, commands = inputs.applied.shape
+    keep = jnp.exp(-policy.spec.period_s / settings.excitation.time_constant_s)
+    noise_key, size_key = jax.random.split(noise.key)
+    fresh = jax.random.normal(noise_key, (steps, count, commands))
+
+    def walk(now: Array, push: Array) -> tuple[Array, Array]:
+        return keep * now + jnp.sqrt(1 - keep**2) * push, now
+
+    _, walks = jax.lax.scan(walk, fresh[0], jnp.roll(fresh, -1, axis=0))
+    wider = 1 + (settings.imagination.dead_band_factor - 1) * dead_bands
+    size = noise.need * settings.imagination.command_noise * jax.random.uniform(size_key, (count, 1, 1)) * wider
+    offsets = size * jnp.swapaxes(walks, 0, 1) * half_range(policy)
+    return inputs._replace(offsets=offsets.at[:measured].set(0.0))

@@ -129,7 +129,7 @@ def _names(spec: ControlSpec) -> list[Finding]:
         text = f"{len(guessed)} of {len(layout.measured) + len(layout.commands)} have no name of their own: "
         rows = [Finding("names", Verdict.DOUBTFUL, f"{text}{', '.join(guessed[:3])} …; tables are easier with names")]
     else:
-        rows = [Finding("names", Verdict.OK, ", ".join((*layout.measured, *layout.commands)))]
+        rows = [Finding("names", Verdict.OK, f"{', '.join(layout.measured[:3])} …; {', '.join(layout.commands[:3])} …")]
     missing = [
         what
         for what, units in (("measured", layout.measured_units), ("command", layout.command_units))
@@ -138,8 +138,11 @@ def _names(spec: ControlSpec) -> list[Finding]:
     if missing:
         rows.append(Finding("units", Verdict.DOUBTFUL, f"{' and '.join(missing)} units are not declared"))
     else:
-        units = [f"{n} {u or '–'}" for n, u in zip(layout.measured, layout.measured_units, strict=True)]
-        rows.append(Finding("units", Verdict.OK, ", ".join(units)))
+        measured, commands = (
+            ", ".join(dict.fromkeys(unit or "none" for unit in units))
+            for units in (layout.measured_units, layout.command_units)
+        )
+        rows.append(Finding("units", Verdict.OK, f"measured {measured}; commands {commands}"))
     return rows
 
 
@@ -227,8 +230,8 @@ def _tip(task: Task) -> list[Finding]:
             Finding("tip", Verdict.DOUBTFUL, "at home the arm is stretched or folded: one direction is hardly possible")
         )
     if not rows:
-        share = float(weak.mean())
-        rows.append(Finding("tip", Verdict.OK, f"every joint moves it; singular at {share:.0%} of random places"))
+        where = f"singular at {weak.mean():.0%} of random places" if weak.any() else "nowhere singular"
+        rows.append(Finding("tip", Verdict.OK, f"every joint moves it; {where}"))
     if isinstance(chain, SerialChain):
         rows.append(Finding("collisions", Verdict.NOTE, "self-collision and the floor are not checked"))
     return rows

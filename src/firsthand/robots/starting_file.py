@@ -65,10 +65,10 @@ def arm_text(file: str, model: Path, *, tip: str | None, base: str | None) -> st
     options = f"tip={_quoted(tip)}" + (f", base={_quoted(base)}" if base else "")
     limits = ""
     if unlimited:
-        given = ", ".join(
-            f"{_quoted(name)}: ({_number(low)}, {_number(high)})" for name, (low, high) in unlimited.items()
+        given = "".join(
+            f"        {_quoted(name)}: ({_number(a)}, {_number(b)}),\n" for name, (a, b) in unlimited.items()
         )
-        limits = f"    limits={{{given}}},  # EDIT: the file has none for these\n"
+        limits = f"    limits={{  # EDIT: the file has none for these\n{given}    }},\n"
     speeds = [DEFAULT_SPEED if speed is None else speed for speed in arm.speed]
     guessed = [name for name, speed in zip(arm.joints, arm.speed, strict=True) if speed is None]
     count = len(arm.joints)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from documented import documented_files
 from firsthand import goals
 from firsthand.agent import Settings
 from firsthand.agent.improvement import improve_policy
@@ -233,6 +234,17 @@ def test_without_anything_to_follow_the_reference_holds_the_middle():
     np.testing.assert_array_equal(goal, np.zeros((3, 1)))
     above, below = task.evaluation(1.0)
     assert float(above.start[0]) == -float(below.start[0]) == pytest.approx(0.1)
+
+
+def test_the_documented_file():
+    space: dict[str, object] = {}
+    exec(documented_files("docs/goals.md")["cooler.py"], space)
+    follows = {}
+    for name in ("task", "thrifty", "own"):
+        given = space[name]
+        assert isinstance(given, GymnasiumTask)
+        follows[name] = given.make_task().score.key
+    assert follows == {"task": "tracking_error", "thrifty": "cost", "own": "cost"}
 
 
 def test_without_a_declaration_the_specification_is_as_before(toy_spec):

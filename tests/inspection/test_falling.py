@@ -28,6 +28,24 @@ class Falling(gymnasium.Env):
         return np.concatenate([self.angle, self.speed]).astype(np.float32)
 
 
+def test_a_robot_that_runs_away_and_is_not_stopped_ends_the_inspection():
+    source = GymnasiumTask(
+        env=Falling,
+        name="rods",
+        positions=(0, 1),
+        velocities=(2, 3),
+        position_low=-0.6,
+        position_high=0.6,
+        rate=0.3,
+        stop_at_limits=False,
+    )
+    task = source.make_task()
+    recording = excite(source.make_robot(task, payload_kg=0.0, seed=0), InspectionSettings(1.5, 0.5, 0))
+    assert "far outside its limits" in recording.stopped
+    assert "moves by itself" in recording.stopped
+    assert len(recording) * Falling.dt < 2.0
+
+
 def test_a_robot_that_falls_is_pushed_within_its_limits_and_says_what_is_not_known():
     source = GymnasiumTask(
         env=Falling, name="rods", positions=(0, 1), velocities=(2, 3), position_low=-0.6, position_high=0.6, rate=0.3

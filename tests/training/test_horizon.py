@@ -49,9 +49,12 @@ def test_a_robot_that_stays_up_keeps_the_whole_length(task: Task):
 
 def test_falls_shorten_it_and_standing_lengthens_it_again(task: Task):
     horizon = Horizon(task)
-    assert horizon.update(episode(task, [40] * 10)) == 1.0
+    assert horizon.update(episode(task, [20] * 10)) == 1.0
     assert horizon.steps == 20
-    horizon.update(episode(task, [20] * 5 + [12] * 5))  # 32 steps from fall to fall
+    assert horizon.imagined_steps == 40
+    horizon.update(episode(task, [20] * 2 + [15] * 8))  # 20 steps from fall to fall
+    assert horizon.steps == 20
+    horizon.update(episode(task, [16] * 10))
     assert horizon.steps == 16
     horizon.update(episode(task, [16] * 9 + [10]))  # 154
     assert horizon.steps == 21

@@ -24,6 +24,9 @@ CALM_DRIFT = 0.005
 LIMIT_SLACK = 0.02
 """A position that is this share of its range outside a limit ends the inspection."""
 
+RUNAWAY_SLACK = 0.25
+"""A position that cannot be guarded ends the inspection where it is this share of its range outside a limit."""
+
 Positions = Float[np.ndarray, " positions"]
 
 
@@ -70,6 +73,22 @@ class Guard:
             raise InspectionStopped(
                 f"{self.names[i]} is {positions[i]:.3g}, outside its limits {self.low[i]:g} "
                 f"and {self.high[i]:g}; the command is neutral, and a smaller --amplitude may help."
+            )
+
+    def check_runaway(self, positions: Positions, angles: Iterable[int] = ()) -> None:
+        """End the inspection when a position that cannot be guarded has run far away: nothing brings it back.
+
+        Entries that are `angles` may turn on. Robots that stop at their limits by themselves never get here.
+        """
+        free = np.isin(self.index, list(angles))
+        slack = RUNAWAY_SLACK * self.range
+        away = ~self.guarded & ~free & ((positions < self.low - slack) | (positions > self.high + slack))
+        if away.any():
+            i = int(np.argmax(away))
+            raise InspectionStopped(
+                f"{self.names[i]} is {positions[i]:.3g}, far outside its limits {self.low[i]:g} and {self.high[i]:g}, "
+                "and moves by itself: what follows cannot be measured. Let limits end motions (stop_at_limits), give a "
+                "neutral that holds it, or a base controller."
             )
 
     def is_continuous(self, before: np.ndarray, after: np.ndarray) -> bool:

@@ -70,6 +70,7 @@ class Recorder:
             self.joined.append(joined or k > 0)
         self.positions = self._read_positions()
         self.guard.check_limits(self.positions)
+        self.guard.check_runaway(self.positions, self.robot.angles)
         if self.progress is not None:
             self.progress(min(len(self.rows), self.total_steps), self.total_steps, self.activity)
         self.speed = np.zeros(len(self.guard.index))

@@ -421,7 +421,7 @@ class GymnasiumRobot(AbstractRobot):
 
     def _come_inside(self, driver: Driver, done: Sequence[Trajectory]) -> None:
         """A motion that limits end begins inside them."""
-        inside = not self.task.stop_at_limits or is_inside(self.task.spec, driver.measured(), BEGIN_SLACK)
+        inside = not self.task.stop_at_limits or is_inside(self.task.spec, driver.measured(), BEGIN_SLACK, self.angles)
         if inside or self._failure is not None:
             return
         try:
@@ -441,7 +441,7 @@ class GymnasiumRobot(AbstractRobot):
                 outcome = driver.step(self._safe_command(driver))
                 if outcome is not Outcome.GOING:
                     break
-                if is_inside(self.task.spec, driver.measured()):
+                if is_inside(self.task.spec, driver.measured(), angles=self.angles):
                     if self.hardware:
                         return
                     break
@@ -470,7 +470,7 @@ class GymnasiumRobot(AbstractRobot):
         driver.turn_back()
         measured = np.full((len(commands) + 1, self.task.spec.layout.num_measured), np.nan, np.float32)
         measured[0] = driver.measured()
-        watch = LimitWatch(self.task.spec, measured[0]) if self.task.stop_at_limits else None
+        watch = LimitWatch(self.task.spec, measured[0], self.angles) if self.task.stop_at_limits else None
         for k, command in enumerate(np.asarray(commands, np.float32)):
             outcome = driver.step(command)
             if outcome is not Outcome.NOT_FINITE:
@@ -568,7 +568,7 @@ def track(
 
     It also ends after `horizon` steps, and, with `stop_at_limits`, where a position is about to leave its limits.
     """
-    watch = LimitWatch(driver.spec, driver.measured()) if stop_at_limits else None
+    watch = LimitWatch(driver.spec, driver.measured(), driver.environment.angles) if stop_at_limits else None
     spec, observer = driver.spec, run.observer
     before = 0 if observer is None else observer.restarts.copy()
     low, high = (np.asarray(v, np.float32) for v in (spec.limits.command_low, spec.limits.command_high))

@@ -114,7 +114,8 @@ class Trainer:
         goals, excitation = plan_episode(
             self.robot.task, self.config.settings, self.episode, self.robot.measured(), rng, has_seen_motion=seen
         )
-        self.robot.horizon = self.learner.horizon = horizon = self.horizon.steps
+        self.robot.horizon = horizon = self.horizon.steps
+        self.learner.horizon = self.horizon.imagined_steps
         record = self.robot.run_episode(policy, goals, excitation)
         self.callbacks.after_motion(self.episode + 1)
         began = time.monotonic()

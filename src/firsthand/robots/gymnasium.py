@@ -132,8 +132,8 @@ class GymnasiumTask:
     sensors: Sensors | None = None
     """Simulated sensors around what is measured: noise, lag, delay, outliers; errors are then those of the truth."""
     stop_at_limits: bool | None = None
-    """Whether a motion ends where a position, other than one of `angles`, is about to leave its limits; by default where
-    a reset begins inside."""
+    """Whether a motion ends where a position is about to leave its limits; by default where a reset begins inside.
+    Entries that are `angles` have no stops."""
     safe: Callable[[np.ndarray], Any] | None = None
     """From the measurement to a command that brings the robot back after it was stopped at a limit; else neutral."""
     hardware: bool = False

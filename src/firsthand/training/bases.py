@@ -25,7 +25,7 @@ from ..runs import RunFolder, atomic, packed
 from .origin import BaseMode, BaseOrigin
 
 FILE = "base.safetensors"
-BASE_EXCITATION: dict[BaseMode, float] = {"add": 0.1, "target": 0.05}
+BASE_EXCITATION: dict[BaseMode, float] = {"add": 0.1, "target": 0.03}
 """Amplitude of the random commands of the first episodes on top of a base, of half the range: what it rejects. Half the
 range of a target is half of where the robot can go."""
 FIRST_AUTHORITY = 0.2

@@ -266,6 +266,7 @@ def controller(measurement, reference, state=(0.0,)):
 """
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_resumes_evaluates_and_refuses_to_export(tmp_path: Path, monkeypatch, capsys):
     """On the live page's tiny arm, with a base in a file: reading the run does not run that file."""
     from firsthand.cli import main

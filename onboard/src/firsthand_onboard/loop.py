@@ -218,8 +218,10 @@ class Executor:
         steps = len(reference) - spec.preview[-1]
         self._start_estimate(observer)
         seen = self.state if observer is None else observer.state
-        memory = policy.begin(seen, motion=policy is not self._driving)
-        self._driving = policy
+        memory = None
+        if isinstance(policy, NumpyPolicy):  # any function of state and points can be followed; it has no base
+            memory = policy.begin(seen, motion=policy is not self._driving)
+            self._driving = policy
         trajectory = self._run(propose, steps, reference, authority, until, observer)
         return trajectory if memory is None else replace(trajectory, memory=memory)
 

@@ -1,10 +1,9 @@
-"""The HTML page of an inspection: one file with everything in it. All text is escaped here."""
+"""What the HTML page of an inspection says; `report/templates/inspection.html` is how."""
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
 from typing import Any
 
-from ..report.html import document, image
+from ..report.html import Section, image, render_page
 from .inspection import Inspection
 from .summary import STOPPING_NOTE, STRENGTH, TIMES, comparison, digits, strength, times
 
@@ -29,14 +28,6 @@ CAPTIONS = {
 
 def render(inspection: Inspection, images: Mapping[str, bytes]) -> str:
     """The whole page. `images` are the figures as SVG, by name."""
-    title = f"Inspection of {inspection.robot}"
-    sections = [_head(inspection, title), _channels(inspection)]
-    sections += [_figure(name, images) for name in CAPTIONS]
-    sections += [_noise(inspection), _proposal(inspection)]
-    return document(title, sections)
-
-
-def _head(inspection: Inspection, title: str) -> str:
     settings = inspection.settings
     facts = (
         f"{inspection.robot_time_s / 60:.1f} min of robot time",
@@ -45,36 +36,32 @@ def _head(inspection: Inspection, title: str) -> str:
         f"control period {inspection.spec.period_s:g} s",
         f"seed {settings.seed}",
     )
-    notes = "\n".join(f'<p class="warning">{escape(note)}</p>' for note in inspection.findings.notes)
-    return f'<h1>{escape(title)}</h1>\n<p class="facts">{escape(" · ".join(facts))}</p>\n{notes}'
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    top = "".join(f"<th>{escape(h)}</th>" for h in head)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
-
-
-def _channels(inspection: Inspection) -> str:
-    text = (
-        "Dead time: whole control periods in which a command does not show in any measurement; the true dead time is "
-        "at most one period more, and less where the response begins weakly. Other times count from the command, too. "
-        "− and + are the two directions of the command. “Pushed to” is a share of half the command range. Gains are in "
-        "the unit of the response per unit of command, from the edge of the dead band."
+    tables = ((TIMES, times(inspection)), (STRENGTH, strength(inspection)))
+    return render_page(
+        "inspection.html",
+        f"Inspection of {inspection.robot}",
+        facts=facts,
+        notes=inspection.findings.notes,
+        tables=[([heading.replace("\n", " ") for heading in head], rows) for head, rows in tables],
+        explanation=EXPLANATION,
+        sections=[
+            Section(title, (image(images, name, title, caption, scroll=True),))
+            for name, (title, caption) in CAPTIONS.items()
+        ],
+        noise=_noise(inspection),
+        proposal=_proposal(inspection),
     )
-    tables = [
-        _table([heading.replace("\n", " ") for heading in head], rows)
-        for head, rows in ((TIMES, times(inspection)), (STRENGTH, strength(inspection)))
-    ]
-    return f"<h2>Channels</h2>\n{tables[0]}\n{tables[1]}\n<p>{escape(text)}</p>"
 
 
-def _figure(name: str, images: Mapping[str, bytes]) -> str:
-    title, caption = CAPTIONS[name]
-    return f"<h2>{escape(title)}</h2>\n{image(images, name, title, caption, scroll=True)}"
+EXPLANATION = (
+    "Dead time: whole control periods in which a command does not show in any measurement; the true dead time is "
+    "at most one period more, and less where the response begins weakly. Other times count from the command, too. "
+    "− and + are the two directions of the command. “Pushed to” is a share of half the command range. Gains are in "
+    "the unit of the response per unit of command, from the edge of the dead band."
+)
 
 
-def _noise(inspection: Inspection) -> str:
+def _noise(inspection: Inspection) -> dict[str, Any]:
     found = inspection.findings
     what = (
         "Standard deviation at rest" if found.stands_still else "What cannot be foreseen one period ahead (std. dev.)"
@@ -83,18 +70,17 @@ def _noise(inspection: Inspection) -> str:
         (name, digits(noise), digits(drift))
         for name, noise, drift in zip(inspection.spec.layout.measured, found.noise, found.drift, strict=True)
     ]
-    return f"<h2>Noise</h2>\n{_table(('measured', what, 'drift per s'), rows)}"
+    return {"head": ("measured", what, "drift per s"), "rows": rows}
 
 
-def _proposal(inspection: Inspection) -> str:
+def _proposal(inspection: Inspection) -> dict[str, Any] | None:
     if inspection.proposal is None:
-        return "<h2>Proposed settings</h2>\n<p>None: no channel responds.</p>"
-    table = _table(("field", "now", "proposed"), comparison(inspection))
-    reasons = "\n".join(
-        f"<p><code>{escape(field)}</code>: {escape(why)}</p>" for field, why in inspection.proposal.reasons.items()
-    )
-    snippet = escape(inspection.proposal.snippet(inspection.spec))
-    stops = (
-        "" if inspection.stopping is None else f"<p>{STOPPING_NOTE}</p>\n<pre>stopping = {inspection.stopping}</pre>"
-    )
-    return f"<h2>Proposed settings</h2>\n{table}\n{reasons}\n<pre>{snippet}</pre>\n{stops}"
+        return None
+    return {
+        "head": ("field", "now", "proposed"),
+        "rows": comparison(inspection),
+        "reasons": inspection.proposal.reasons.items(),
+        "snippet": inspection.proposal.snippet(inspection.spec),
+        "stopping": None if inspection.stopping is None else str(inspection.stopping),
+        "stopping_note": STOPPING_NOTE,
+    }

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..training.run import Run
 from ..units import UNKNOWN, Unit, duration, number, unit_of
 from . import figures
 from .data import History, PathAxes, PathPanel
-from .html import document, image
+from .html import Section, image, render_page
 
 MOST = 12
 """More runs cannot be told apart in one figure."""
@@ -52,10 +51,16 @@ def compare(paths: Sequence[Path], progress: Callable[[int], Any] = lambda done:
         raise UserError(f"the runs track outputs in {' and '.join(sorted(units))}; compare runs with one unit.")
     unit = unit_of(units.pop())
     pictures = {name: _svg(figure) for name, figure in _figures(runs, unit).items()}
-    sections = [_head(runs), _curves(pictures), _table(runs, unit)]
-    if "shapes" in pictures:
-        sections.append(_shapes(runs, pictures))
-    return document(f"Comparison of {len(runs)} runs", sections)
+    return render_page(
+        "comparison.html",
+        f"Comparison of {len(runs)} runs",
+        robots=", ".join(dict.fromkeys(one.run.config.robot for one in runs)),
+        curves=_curves(pictures),
+        head=_headings(unit),
+        rows=[_cells(run, unit) for run in runs],
+        notes=_notes(runs),
+        shapes=_shapes(pictures) if "shapes" in pictures else None,
+    )
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
@@ -105,18 +110,13 @@ def _svg(figure: Figure) -> bytes:
     return save(figure)[1]
 
 
-def _head(runs: Sequence[Compared]) -> str:
-    robots = ", ".join(dict.fromkeys(one.run.config.robot for one in runs))
-    return f'<h1>Comparison of {len(runs)} runs</h1>\n<p class="facts">{escape(robots)}</p>'
-
-
-def _curves(pictures: dict[str, bytes]) -> str:
+def _curves(pictures: dict[str, bytes]) -> Section:
     caption = "The colour tells the run. Faint lines are single episodes, strong ones the mean of ten."
-    return f"<h2>Learning</h2>\n{image(pictures, 'learning', 'Learning curves of all runs.', caption)}"
+    return Section("Learning", (image(pictures, "learning", "Learning curves of all runs.", caption),))
 
 
-def _table(runs: Sequence[Compared], unit: Unit) -> str:
-    head = (
+def _headings(unit: Unit) -> tuple[str, ...]:
+    return (
         "run",
         "preset",
         "seed",
@@ -128,22 +128,11 @@ def _table(runs: Sequence[Compared], unit: Unit) -> str:
         f"references never seen ({unit.shown})",
         "refused updates",
     )
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(run, unit)) + "</tr>" for run in runs
-    )
-    columns = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return (
-        f'<h2>Numbers</h2>\n<div class="wide result"><table>\n<thead><tr>{columns}</tr></thead>\n<tbody>\n{rows}\n'
-        "</tbody></table></div>\n<p>Mean distance from the reference. “Last episodes” is the mean of up to ten; "
-        "“references never seen” is the kept policy on the evaluation references, where firsthand evaluate has "
-        f"measured that.</p>{_notes(runs)}"
-    )
 
 
-def _notes(runs: Sequence[Compared]) -> str:
+def _notes(runs: Sequence[Compared]) -> list[str]:
     """Which references a run's policy did not follow to the end: its error is that of the steps before."""
-    notes = [f"{run.name}, {note}" for run in runs if run.evaluation is not None for note in run.evaluation.notes()]
-    return "".join(f'\n<p class="warning">{escape(note)}</p>' for note in notes)
+    return [f"{run.name}, {note}" for run in runs if run.evaluation is not None for note in run.evaluation.notes()]
 
 
 def _cells(run: Compared, unit: Unit) -> tuple[str, ...]:
@@ -165,7 +154,7 @@ def _cells(run: Compared, unit: Unit) -> tuple[str, ...]:
     )
 
 
-def _shapes(runs: Sequence[Compared], pictures: dict[str, bytes]) -> str:
+def _shapes(pictures: dict[str, bytes]) -> Section:
     caption = "Each run's kept policy, the best that its robot has proven, on references that no learner saw."
     picture = image(pictures, "shapes", "Paths of all runs and their references.", caption, scroll=True)
-    return f"<h2>References never seen</h2>\n{picture}"
+    return Section("References never seen", (picture,))

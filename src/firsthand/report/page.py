@@ -1,10 +1,9 @@
-"""The HTML page: one file with everything in it, no script, nothing loaded from elsewhere. All text is escaped here."""
+"""What the HTML page of a run says; `templates/report.html` is how. No script, nothing loaded from elsewhere."""
 
 import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -16,25 +15,34 @@ from ..robots.description import ROBOT_DESCRIPTION
 from ..units import METRES, NO_UNIT, UNKNOWN, Unit, duration, number
 from .data import finite_mean
 from .gather import RunReport, reproduction
-from .html import document, image
+from .html import Picture, Section, image, render_page
 
 
 def render(report: RunReport, images: Mapping[str, bytes]) -> str:
     """The whole page. `images` are the figures as SVG, by name."""
     config = report.run.config
     title = f"{config.robot}, preset {config.preset}, seed {config.seed}"
-    sections = [_head(report, title), _learning(report, images)]
+    sections = [_learning(report, images)]
     if report.evaluation is not None:
         sections.append(_shapes(report, images))
     sections.append(_episodes(report, images))
     if report.poses is not None:
         sections.append(_poses(report, images))
     sections.append(_series(report, images))
-    sections.append(_not_evaluated(report) if report.evaluation is None else _table(report, report.evaluation))
-    return document(title, [*sections, _health(report, images), _signals(report), _configuration(report)])
+    return render_page(
+        "report.html",
+        title,
+        **_head(report),
+        sections=sections,
+        table=None if report.evaluation is None else _table(report, report.evaluation),
+        missing=_not_evaluated(report),
+        health=_health(report, images),
+        signals=_signals(report),
+        configuration=_configuration(report),
+    )
 
 
-def _head(report: RunReport, title: str) -> str:
+def _head(report: RunReport) -> dict[str, Any]:
     history, config = report.history, report.run.config
     done, robot_time = len(history), history.last("robot_time_s")
     episodes = f"{done} of {config.episodes} episodes" if done < config.episodes else f"{done} episodes"
@@ -66,11 +74,7 @@ def _head(report: RunReport, title: str) -> str:
         second,
         (duration(robot_time) if math.isfinite(robot_time) else UNKNOWN, "robot time used"),
     )
-    cells = "\n".join(f"<div><strong>{escape(big)}</strong><span>{escape(small)}</span></div>" for big, small in boxes)
-    return (
-        f"<h1>{escape(title)}</h1>\n"
-        f'<p class="facts">{escape(" · ".join(facts))}</p>\n<div class="numbers">\n{cells}\n</div>'
-    )
+    return {"facts": facts, "boxes": boxes}
 
 
 def _known(report: RunReport) -> bool:
@@ -84,7 +88,7 @@ def _date(started: Any) -> str:
     return started[:16].replace("T", " ") + " UTC" if started.endswith("+00:00") else started
 
 
-def _learning(report: RunReport, images: Mapping[str, bytes]) -> str:
+def _learning(report: RunReport, images: Mapping[str, bytes]) -> Section:
     history, unit = report.history, report.score.unit
     error = history.column(report.score.key)
     best = int(np.nanargmin(error)) if np.isfinite(error).any() else None
@@ -108,7 +112,7 @@ def _learning(report: RunReport, images: Mapping[str, bytes]) -> str:
         f"{loss}. Triangles at the lower edge are zeros, crosses at the upper edge values that are not finite."
     )
     picture = image(images, "learning", f"Learning curves. {text}", caption)
-    return f"<h2>Learning</h2>\n<p>{escape(text)}</p>\n{picture}"
+    return Section("Learning", (picture,), text)
 
 
 def _described_score(report: RunReport) -> str:
@@ -119,7 +123,7 @@ def _panels(rows: Sequence[Sequence[Any]], unit: Unit) -> str:
     return "; ".join(f"{panel.title}: {unit.with_unit(panel.error_m)}" for row in rows for panel in row)
 
 
-def _shapes(report: RunReport, images: Mapping[str, bytes]) -> str:
+def _shapes(report: RunReport, images: Mapping[str, bytes]) -> Section:
     heading = report.shape_names[:1].upper() + report.shape_names[1:]
     caption = (
         "“Episode 1” is the policy that ran episode 1; “kept” is the best policy that the robot has proven. The robot "
@@ -129,26 +133,26 @@ def _shapes(report: RunReport, images: Mapping[str, bytes]) -> str:
         images, "shapes", f"Paths and references. {_panels(report.shapes, report.unit)}.", caption, scroll=True
     )
     speed = report.run.description.evaluation_speed
-    return (
-        f"<h2>{escape(heading)}</h2>\n<p>References that the learner never trained on, travelled at "
-        f"{report.unit.of(speed):.3g} {escape(report.unit.shown)}/s.</p>\n{picture}"
+    text = (
+        f"References that the learner never trained on, travelled at {report.unit.of(speed):.3g} {report.unit.shown}/s."
     )
+    return Section(heading, (picture,), text)
 
 
-def _episodes(report: RunReport, images: Mapping[str, bytes]) -> str:
+def _episodes(report: RunReport, images: Mapping[str, bytes]) -> Section:
     trajectories = len(report.episodes[-1].pairs)
     caption = f"Each episode is {trajectories} trajectories in a chain: each starts where the last one ended."
     alternative = f"Paths and references. {_panels([report.episodes], report.unit)}."
-    return f"<h2>Random references</h2>\n{image(images, 'episodes', alternative, caption, scroll=True)}"
+    return Section("Random references", (image(images, "episodes", alternative, caption, scroll=True),))
 
 
-def _poses(report: RunReport, images: Mapping[str, bytes]) -> str:
+def _poses(report: RunReport, images: Mapping[str, bytes]) -> Section:
     caption = "The arm at instants evenly spread over the trajectory, darker as time goes on."
     picture = image(images, "poses", f"Poses of the arm along {report.series.title}.", caption)
-    return f"<h2>The arm along the path</h2>\n{picture}"
+    return Section("The arm along the path", (picture,))
 
 
-def _series(report: RunReport, images: Mapping[str, bytes]) -> str:
+def _series(report: RunReport, images: Mapping[str, bytes]) -> Section:
     unit, error = report.unit, report.series.error_m
     finite = error[np.isfinite(error)]
     largest = float(finite.max()) if finite.size else float("nan")
@@ -162,14 +166,14 @@ def _series(report: RunReport, images: Mapping[str, bytes]) -> str:
     if report.evaluation is None:
         text = text.replace("On the episode", "In episode")
     caption = "Commands as applied, and positions as measured; dashed lines are their limits."
-    picture = image(images, "time", f"Time series. {text}", caption, scroll=True)
+    pictures: tuple[Picture, ...] = (image(images, "time", f"Time series. {text}", caption, scroll=True),)
     if "coordinates" in images:
         every = "Every coordinate of the tracked output; dashed lines are its reference."
-        picture += image(images, "coordinates", every, every, scroll=True)
-    return f"<h2>{heading}</h2>\n<p>{escape(text)}</p>\n{picture}"
+        pictures += (image(images, "coordinates", every, every, scroll=True),)
+    return Section(heading, pictures, text)
 
 
-def _table(report: RunReport, evaluation: Evaluation) -> str:
+def _table(report: RunReport, evaluation: Evaluation) -> dict[str, Any]:
     unit = report.unit
     columns: list[tuple[str, str, Sequence[str]]] = [
         (reference.name, "", _measures(metrics, unit))
@@ -193,37 +197,22 @@ def _table(report: RunReport, evaluation: Evaluation) -> str:
         prices = [NO_UNIT.text(cost) for cost in (*evaluation.costs, evaluation.cost)]
         prices += [""] * (len(columns) - len(prices))
         columns = [(name, kind, (price, *cells)) for (name, kind, cells), price in zip(columns, prices, strict=True)]
-    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind, _ in columns)
-    body = "\n".join(
-        f"<tr><td>{escape(label)}</td>"
-        + "".join(f'<td class="{kind}">{escape(cells[i])}</td>' for _, kind, cells in columns)
-        + "</tr>"
-        for i, label in enumerate(labels)
-    )
     notes = ["Speeds are the reference's own, so that chatter cannot make ρ look better."]
     if any(kind == "paper" for _, kind, _ in columns):
         notes.append("Grey columns are what the paper gives, measured on a real machine with references of its own.")
     if report.oracle is not None:
         notes.append(f"The oracle reaches {unit.with_unit(report.oracle['shapes_error'])} together.")
-    warning = "".join(f'<p class="warning">{escape(note)}</p>\n' for note in evaluation.notes())
+    warnings = list(evaluation.notes())
     if report.oracle is not None and evaluation.overall.mean_error < report.oracle["shapes_error"]:
-        warning += (
-            '<p class="warning">The policy is better than the oracle, which is no lower bound: its '
-            "budget is limited.</p>\n"
-        )
-    return (
-        "<h2>The metrics of the paper’s table 1</h2>\n"
-        f'{warning}<div class="wide result"><table>\n<thead><tr><th></th>{head}</tr></thead>\n<tbody>\n{body}\n'
-        f"</tbody></table></div>\n<p>{escape(' '.join(notes))}</p>"
-    )
+        warnings.append("The policy is better than the oracle, which is no lower bound: its budget is limited.")
+    named = [{"name": name, "kind": kind, "cells": cells} for name, kind, cells in columns]
+    return {"columns": named, "labels": labels, "notes": notes, "warnings": warnings}
 
 
-def _not_evaluated(report: RunReport) -> str:
+def _not_evaluated(report: RunReport) -> dict[str, str]:
     """How to get what is not here."""
     moves = ", which moves the machine," if report.run.description.hardware else ""
-    text = "The kept policy was not measured on the references that the learner never saw."
-    command = f"firsthand evaluate {shlex.quote(str(report.run.path))}"
-    return f"<p>{text} <code>{escape(command)}</code>{moves} adds that to the next report.</p>"
+    return {"command": f"firsthand evaluate {shlex.quote(str(report.run.path))}", "moves": moves}
 
 
 def _measures(metrics: TrackingMetrics, unit: Unit) -> tuple[str, ...]:
@@ -239,7 +228,7 @@ def _measures(metrics: TrackingMetrics, unit: Unit) -> tuple[str, ...]:
     )
 
 
-def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
+def _health(report: RunReport, images: Mapping[str, bytes]) -> dict[str, Any]:
     history, robot, settings = report.history, report.run.description, report.run.config.settings
     step = history.column("step_norm")
     largest = float(np.nanmax(step)) if np.isfinite(step).any() else float("nan")
@@ -263,23 +252,17 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> str:
     if report.trust_region:
         radius = f"{number(history.last('radius'), 3)} now, of at most {settings.trust_region.max_radius:g}"
         rows = (*rows, ("trust-region radius", radius))
-    cells = "\n".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     caption = (
         "An update is refused when the model or the gradient is not finite or a bound is broken; then the old policy "
         "stays. The first episode’s computing time includes compilation; the mean above leaves it out."
     )
     alternative = "Errors on new data, growth, gradient and step norms, refused updates, limits, time."
     picture = image(images, "health", alternative, caption, scroll=True)
-    advice = _advice(report)
-    return f'<h2>Health</h2>\n{advice}<div class="wide list"><table><tbody>\n{cells}\n</tbody></table></div>\n{picture}'
+    nothing = no_advice(len(report.history))
+    return {"advice": report.advice, "no_advice": nothing, "rows": rows, "picture": picture}
 
 
-def _advice(report: RunReport) -> str:
-    found = [f'<p class="{"warning" if a.urgent else "advice"}">{escape(a.text)}</p>\n' for a in report.advice]
-    return "".join(found) or f"<p>{escape(no_advice(len(report.history)))}</p>\n"
-
-
-def _signals(report: RunReport) -> str:
+def _signals(report: RunReport) -> dict[str, Any]:
     """What is measured and commanded, with units and ranges."""
     spec = report.run.description.spec
     layout, limits = spec.layout, spec.limits
@@ -290,35 +273,23 @@ def _signals(report: RunReport) -> str:
         rows.append((layout.measured_label(i), kind, "{:g} to {:g}".format(*ranges[i]) if i in ranges else "", ""))
     for i, (low, high, rest) in enumerate(zip(limits.command_low, limits.command_high, spec.neutral, strict=True)):
         rows.append((layout.command_label(i), "command", f"{low:g} to {high:g}", f"{rest:g}"))
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     tracked = ", ".join(f"{n} ({u})" for n, u in zip(spec.output_names, spec.output_units, strict=False))
-    head = "<tr><th></th><th>what</th><th>range</th><th>neutral</th></tr>"
-    return (
-        f'<h2>Signals</h2>\n<div class="wide list"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table>'
-        f"</div>\n<p>Tracked: {escape(tracked or ', '.join(spec.output_names))}.</p>"
-    )
+    return {"rows": rows, "tracked": tracked or ", ".join(spec.output_names)}
 
 
-def _configuration(report: RunReport) -> str:
+def _configuration(report: RunReport) -> dict[str, Any]:
     run = report.run
-    command = reproduction(run, len(report.history))
     provenance = run.folder.provenance
-    note = ""
     git = provenance.get("git")
-    if isinstance(git, dict) and git.get("commit"):
-        dirty = ", with uncommitted changes" if git.get("dirty") else ""
-        note += f"<p>Code: commit <code>{escape(str(git['commit']))}</code>{dirty}.</p>\n"
-
-    def block(name: str, value: Any) -> str:
-        text = json.dumps(value, indent=2, ensure_ascii=False)
-        return f"<details>\n<summary>{name}</summary>\n<pre>{escape(text)}</pre>\n</details>"
-
+    git = git if isinstance(git, dict) and git.get("commit") else {}
     config = dict(run.folder.config)
     robot = dict(config.pop(ROBOT_DESCRIPTION))
     control_spec, references = robot.pop("control_spec"), robot.pop("references")
     robot["references"] = [reference["name"] for reference in references]
-    return (
-        "<h2>Configuration and provenance</h2>\n<p>This command makes the same run:</p>\n"
-        f"<pre>{escape(command)}</pre>\n{note}{block('Configuration', config)}\n{block('Robot', robot)}\n"
-        f"{block('Control specification', control_spec)}\n{block('Provenance', provenance)}"
-    )
+    blocks = {"Configuration": config, "Robot": robot, "Control specification": control_spec, "Provenance": provenance}
+    return {
+        "command": reproduction(run, len(report.history)),
+        "commit": str(git.get("commit", "")),
+        "dirty": ", with uncommitted changes" if git.get("dirty") else "",
+        "blocks": [(name, json.dumps(value, indent=2, ensure_ascii=False)) for name, value in blocks.items()],
+    }

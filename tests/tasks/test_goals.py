@@ -13,13 +13,17 @@ from firsthand import goals
 from firsthand.agent import Settings
 from firsthand.agent.improvement import improve_policy
 from firsthand.errors import UserError
-from firsthand.models import Dynamics, Policy
+from firsthand.models import Dynamics, Policy, as_controller
 from firsthand.optim import roll_out
+from firsthand.robots.base import neutral, operating_point
 from firsthand.robots.gymnasium import GymnasiumTask
 from firsthand.tasks import StepCost
 from firsthand.tasks.goals import StepState
 from firsthand.training.learning import fit_settings
 from firsthand.training.presets import preset
+from firsthand_onboard.features import observation
+from firsthand_onboard.gate_limits import GateLimits, assumed_neutral
+from firsthand_onboard.spec import SpecError
 
 STATE = [0.5, -0.3, 9.0, 9.0, 0.1, 1.0, 9.0, 9.0]
 """Of `toy_spec`: two positions, what they were before, and two commands of one and two steps ago."""
@@ -252,3 +256,33 @@ def test_without_a_declaration_the_specification_is_as_before(toy_spec):
         assert word not in toy_spec.to_json()
     declared = dataclasses.replace(toy_spec, limits=dataclasses.replace(toy_spec.limits, command_neutral=(0.0, 0.0)))
     assert declared.digest() != toy_spec.digest()
+
+
+def test_neutral_where_it_is_used(toy_spec):
+    """The gate takes it from the specification; `inspect` pushes around it where there is room on both sides."""
+    limits = dataclasses.replace(toy_spec.limits, command_low=(0.0, -1.0), command_high=(4.0, 3.0))
+    spec = dataclasses.replace(toy_spec, limits=limits)
+    np.testing.assert_array_equal(neutral(spec), (2.0, 1.0))
+    with pytest.raises(SpecError, match="give neutral in the task"):
+        assumed_neutral(spec)
+    spec = dataclasses.replace(spec, limits=dataclasses.replace(limits, command_neutral=(0.0, 0.0)))
+    for found in (neutral(spec), assumed_neutral(spec), GateLimits.wide(spec).neutral):
+        np.testing.assert_array_equal(found, (0.0, 0.0))
+    np.testing.assert_array_equal(operating_point(spec), (2.0, 0.0))
+
+
+def test_scales_per_output_are_the_same_in_numpy_and_jax(toy_spec):
+    scales = dataclasses.replace(toy_spec.scales, error=(0.1, 2.0), preview=(0.5, 3.0))
+    spec = dataclasses.replace(toy_spec, scales=scales)
+    state, points = np.asarray(STATE, np.float32), np.ones((1 + len(spec.preview), 2), np.float32)
+    points[1:] = 2.0
+    seen = observation(spec, state, points)
+    ahead = seen[spec.layout.size :].reshape(-1, 2)
+    np.testing.assert_allclose(ahead[0], [0.5 / 0.1, 1.3 / 2.0], rtol=1e-6)
+    np.testing.assert_allclose(ahead[1], [1.0 / 0.5, 1.0 / 3.0], rtol=1e-6)
+    np.testing.assert_allclose(observation(spec, jnp.asarray(state), jnp.asarray(points)), seen, rtol=1e-6)
+    policy = Policy.random(spec, key=jax.random.key(0))
+    onboard = as_controller(policy).for_robot().policy
+    np.testing.assert_allclose(onboard(state, points), policy(jnp.asarray(state), jnp.asarray(points)), atol=1e-5)
+    with pytest.raises(SpecError, match=r"scales\.error has 3 entries, but must have 2, one per tracked output"):
+        dataclasses.replace(spec, scales=dataclasses.replace(scales, error=(1.0, 1.0, 1.0)))

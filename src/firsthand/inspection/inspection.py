@@ -7,6 +7,7 @@ import numpy as np
 
 from firsthand_onboard import ControlSpec
 
+from ..robots.base import operating_point
 from .findings import ChannelFindings, Findings, identify
 from .proposals import Proposal, propose
 from .recording import Recording
@@ -93,12 +94,12 @@ class Inspection:
         return f"{channel.moves}{PER[channel.kind]}" if channel.kind else ""
 
     def _channel(self, index: int, channel: ChannelFindings) -> dict[str, Any]:
-        limits, dead = self.spec.limits, channel.dead_time_steps
+        dead = channel.dead_time_steps
         found: dict[str, Any] = {
             "name": channel.name,
             "responds": channel.responds,
             "amplitude": channel.amplitude,
-            "neutral": (limits.command_low[index] + limits.command_high[index]) / 2,
+            "neutral": float(operating_point(self.spec)[index]),
             "half_range": self.half_range(index),
         }
         if not channel.responds:

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..errors import UserError
-from ..robots.base import AbstractRobot, neutral
+from ..robots.base import AbstractRobot, neutral, operating_point
 from .guard import Guard, InspectionStopped, Positions
 from .plan import CHUNK
 
@@ -29,7 +29,8 @@ class Recorder:
         spec = robot.task.spec
         self.robot, self.spec, self.guard = robot, spec, guard
         self.total_steps, self.progress, self.stop = total_steps, progress, stop
-        self.neutral = neutral(spec).astype(float)
+        self.neutral = operating_point(spec).astype(float)
+        """Where pushes begin and end: neutral, or the middle of the range of a command that only goes one way."""
         self.half_range = (np.asarray(spec.limits.command_high) - np.asarray(spec.limits.command_low)) / 2
         self.rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         """Command, measurement before it, measurement after it, per control period."""
@@ -56,7 +57,8 @@ class Recorder:
         """Hold a command for a few periods; how far the positions moved, or None when the robot was restarted."""
         if self.stop is not None and self.stop():
             raise InspectionStopped("interrupted")
-        command = self.neutral + fractions * self.half_range
+        limits = self.spec.limits
+        command = np.clip(self.neutral + fractions * self.half_range, limits.command_low, limits.command_high)
         seen, applied = self.robot.play_applied(np.tile(command, (CHUNK, 1)).astype(np.float32))
         measured = np.asarray(seen, float)
         finite = np.asarray(np.isfinite(measured).all(axis=1))
@@ -90,6 +92,8 @@ class Recorder:
         stop, self.stop = self.stop, None
         try:
             self.play_neutral()
+            if not np.array_equal(self.neutral, neutral(self.spec)):
+                self.robot.play(np.tile(neutral(self.spec), (CHUNK, 1)))  # not a part of the recording
         except InspectionStopped:
             pass
         finally:

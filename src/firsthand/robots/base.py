@@ -135,6 +135,10 @@ class EpisodeRecord:
         return EpisodeRecord(**required, truth=truth, restarts=restarts, memory=memory)
 
 
+MIN_ROOM = 0.5
+"""Commands go either way from neutral where this share of half the range is left on both sides."""
+
+
 def preview_indices(spec: ControlSpec, steps: int) -> np.ndarray:
     """Which points of a reference the policy sees at each step, `(steps, 1 + preview)`."""
     return np.arange(steps)[:, None] + np.asarray((0, *spec.preview))
@@ -143,6 +147,16 @@ def preview_indices(spec: ControlSpec, steps: int) -> np.ndarray:
 def neutral(spec: ControlSpec) -> Float[np.ndarray, " commands"]:
     """The command that leaves a robot alone: as its task declares it, or else the middle of the command range."""
     return np.asarray(spec.neutral).astype(np.float32)
+
+
+def operating_point(spec: ControlSpec) -> Float[np.ndarray, " commands"]:
+    """Where commands can go either way: neutral, or the middle of a channel whose neutral is near an end of its range.
+
+    A pump that stands at 0 can only be pushed; how it responds is seen around the middle.
+    """
+    low, high, rest = (np.asarray(v) for v in (spec.limits.command_low, spec.limits.command_high, spec.neutral))
+    room = np.minimum(rest - low, high - rest) / ((high - low) / 2)
+    return np.where(room >= MIN_ROOM, rest, (low + high) / 2).astype(np.float32)
 
 
 class AbstractRobot(ABC):

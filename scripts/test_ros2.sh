@@ -12,7 +12,7 @@ if ! has_ros2 $bin/python; then
     echo "make test-ros2: there is no rclpy here, and the package index has no wheels of it."
     echo "Source a ROS 2 installation for Python $($bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')," \
         "or give an index that has them: make test-ros2 ROS2_INDEX=https://…"
-    echo "The bridge was NOT tested with real messages; make test runs it with a module that stands in for rclpy."
+    echo "The bridge was NOT tested with real messages; make test skips these tests without rclpy."
     exit 0
 fi
 echo "With $($bin/python -c 'import rclpy; print(rclpy.__file__)')"

@@ -106,6 +106,17 @@ def test_a_number_that_is_not_the_datas_is_found() -> None:
     assert "no such cell" in numbers.disagreement(claim, None)
 
 
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+    # Nothing is loaded from elsewhere when a page is viewed.
+    for page in tmp_path.rglob("*.html"):
+        assert not re.search(r'<(?:script|img|link)[^>]*(?:src|href)="https?:', page.read_text()), page
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     changes = {"policy_step.cg_iterations": 2, "model.steps": 10}

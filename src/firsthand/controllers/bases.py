@@ -1,5 +1,6 @@
 """The controller that training starts from, by name: `firsthand train ROBOT --base pi`."""
 
+import contextlib
 import hashlib
 from pathlib import Path
 
@@ -34,13 +35,13 @@ def find_base(name: str, mode: BaseMode, found: NamedRobot, *, payload_kg: float
     if mode == "target" and name == "reference":
         raise UserError("base is reference, which is a target already: leave out --base-mode target.")
     if name == "pi":
-        robot = found.make(payload_kg=payload_kg, seed=seed)
-        if robot.hardware:
-            raise UserError(
-                "base is pi, which is identified with up to 90 % of the command range and has not been tried on a "
-                "machine; give an exported policy, or --base reference where the machine follows targets by itself."
-            )
-        identified = identify_axes(robot, found.task, seed=seed)
+        with contextlib.closing(found.make(payload_kg=payload_kg, seed=seed)) as robot:
+            if robot.hardware:
+                raise UserError(
+                    "base is pi, which is identified with up to 90 % of the command range and has not been tried on a "
+                    "machine; give an exported policy, or --base reference where the machine follows targets by itself."
+                )
+            identified = identify_axes(robot, found.task, seed=seed)
         return Base(BaseOrigin(name, mode, robot_time_s=identified.robot_time_s), pi_base(spec, identified.axes))
     if name == "reference":
         base = ReferenceBase()

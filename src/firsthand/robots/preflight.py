@@ -118,7 +118,8 @@ def _look_at_robot(found: NamedRobot) -> list[Finding]:
         if not limits.position_low[i] <= position[i] <= limits.position_high[i]
     ]
     if outside:
-        return [Finding("start", Verdict.WRONG, f"{'; '.join(outside)}. Start inside, or widen the limits")]
+        advice = "start inside, or widen the limits: otherwise motions do not end at them"
+        return [Finding("start", Verdict.DOUBTFUL, f"{'; '.join(outside)}; {advice}")]
     return [Finding("start", Verdict.OK, "stands inside its limits")]
 
 
@@ -273,7 +274,9 @@ def _goals(task: Task) -> list[Finding]:
     spread = float(np.sqrt(np.sum(np.var(ends, axis=0))))
     text = f"{GOALS} drawn: spread {unit.with_unit(spread)}, references up to {unit.with_unit(fastest)}/s"
     rows = [Finding("goals", Verdict.OK, text)]
-    if not spread > 1e-9:
+    if not spread > 1e-9 and spec.reference.profile == "hold":
+        rows = [Finding("goals", Verdict.OK, f"one set-point: {', '.join(f'{value:.4g}' for value in ends[0])}")]
+    elif not spread > 1e-9:
         rows = [Finding("goals", Verdict.DOUBTFUL, "all are the same: nothing is learned about moving")]
     elif np.mean(shortened) > 0.5:
         rows = [

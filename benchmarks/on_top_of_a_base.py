@@ -74,6 +74,8 @@ def run(options: argparse.Namespace, base: Any, found: Any, seed: int, save: Any
 def _short(value: Any) -> Any:
     if isinstance(value, list):
         return [_short(v) for v in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -92,7 +92,7 @@ def change_arrays(arrays: dict[str, np.ndarray], rng: np.random.Generator) -> di
         lambda: None,
         lambda: array.reshape(-1),
         lambda: array[None],
-        lambda: array[..., :0],
+        lambda: array[..., :0] if array.ndim else array[None][:0],
         lambda: np.zeros((), array.dtype),
         lambda: np.zeros(0, array.dtype),
         lambda: array.astype(np.float64 if array.dtype != np.float64 else np.float32),

@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 # Compiled fast, not fast code: the tests compile more than they compute. XLA's fusion emitters take three times as long
-# as the older ones. Read when JAX first computes.
+# as the older ones. One thread: every worker of pytest has about one core. Read when JAX first computes.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+    "--xla_cpu_multi_thread_eigen=false",
 )
 
 import jax

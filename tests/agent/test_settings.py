@@ -21,7 +21,7 @@ NAMES = [name for name, _, _ in all_settings()]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "model.hidden"])
-@pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, "1", True])
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, "1", True, pytest.param(10**400, id="huge")])
 def test_every_setting_is_checked(name: str, value: float) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(name)} is {value}, but must be .+[.]$"):
         Settings().with_changes({name: value})

@@ -47,12 +47,11 @@ class Firsthand:
         self.cwd = cwd
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "COLUMNS"))},
-            "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
+            "JAX_COMPILATION_CACHE_DIR": str(cache.parent),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "XDG_CACHE_HOME": str(cache),
-            # Compiled fast, as in tests/conftest.py, and for one thread.
-            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_cpu_multi_thread_eigen=false",
+            "XLA_FLAGS": os.environ["XLA_FLAGS"],  # as in tests/conftest.py: what the tests have compiled serves here
         }
         self.command = [sys.executable, "-c", ONE_CORE, sys.executable, "-m", "firsthand"]
 
@@ -86,7 +85,7 @@ class Firsthand:
 
 @pytest.fixture(scope="session")
 def cache(compiled: Path) -> Path:
-    """What the processes of this session have compiled; their flags differ from the tests' own."""
+    """What the processes of this session keep, in the folder of what this session has compiled."""
     return compiled / "processes"
 
 

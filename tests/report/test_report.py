@@ -229,6 +229,7 @@ def test_writing_twice_gives_the_same_bytes(page, finished):
     assert write_report(finished).read_text("utf-8") == page
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_report_is_not_written_through_a_link(copied, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()

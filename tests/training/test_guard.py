@@ -334,7 +334,7 @@ def recalled(settings: GuardSettings, rows: list[dict], here: str = MACHINE, run
     guard, robot = Guard(task, settings), RemoteRobot("tcp/127.0.0.1:1", task)
     robot._machine_id = here
     recorder: Any = SimpleNamespace(
-        identity=run, metrics=lambda: rows, load_record=lambda k: None, load_policy=lambda k, spec: None
+        identity=run, metrics=lambda: rows, load_record=lambda k, spec: None, load_policy=lambda k, spec: None
     )
     guard.resume(recorder, len(rows), robot, "a@tcp/1")
     return guard.state.authority

@@ -13,11 +13,12 @@ import pytest
 from jaxtyping import Array, Float
 
 from firsthand.agent import Agent, Settings
+from firsthand.errors import UserError
 from firsthand.models import Policy
 from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import EpisodeRecord, SimulatedRobot
-from firsthand.runs import RunFolder
+from firsthand.runs import RunFolder, packed
 from firsthand.runs.pytrees import to_arrays
 from firsthand.standstill import WINDOW
 from firsthand.tasks import Task, excavator_task
@@ -425,7 +426,13 @@ def test_a_run_in_memory_keeps_what_a_run_in_a_folder_keeps(task: Task, run: Run
     assert [row["tracking_error"] for row in memory.metrics()] == [row["tracking_error"] for row in folder.metrics()]
     for episode in (1, 4):
         assert numbers(memory.load_policy(episode, task.spec)) == numbers(folder.load_policy(episode, task.spec))
-        np.testing.assert_array_equal(memory.load_record(episode).measured, folder.load_record(episode).measured)
+        ours, theirs = (recorder.load_record(episode, task.spec).measured for recorder in (memory, folder))
+        np.testing.assert_array_equal(ours, theirs)
+    arrays, info = run.load_episode(4)
+    damaged = packed.pack({**arrays, "valid": arrays["valid"][:, :0]}, info)  # with the right checksum
+    (run.path / "episodes" / "000004.safetensors").write_bytes(damaged)
+    with pytest.raises(UserError, match=r"episode 4 of .* is damaged: "):
+        made[1].resume()
 
 
 def named_bytes(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:

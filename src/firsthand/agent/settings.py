@@ -44,9 +44,13 @@ class Bounds:
     """A short option of the command line, in addition to `--group.name`."""
 
     def allow(self, value: float) -> bool:
-        """Whether a number lies within the bounds; NaN and infinities do not."""
+        """Whether a number lies within the bounds; NaN and infinities do not, nor what no float can hold."""
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:
+            return False
         return (
-            math.isfinite(value)
+            finite
             and (self.above is None or value > self.above)
             and (self.minimum is None or value >= self.minimum)
             and (self.below is None or value < self.below)
@@ -105,7 +109,7 @@ def check_value(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     elif is_number(field):
         plain = _is_plain(value)
         sound = bounds.allow(value) if plain else all(bounds.allow(v) for v in _entries(value))
-        kept, wanted = float(value) if plain else value, f"must be {bounds.range}"
+        kept, wanted = float(value) if plain and sound else value, f"must be {bounds.range}"
     else:
         sound = _is_count(value, bounds)
         kept, wanted = value, f"must be a whole number from {bounds.minimum} to {LARGEST_COUNT}"

@@ -59,7 +59,7 @@ class Guard(AbstractSupervisor):
         machine = robot.machine_id if robot.has_authority else ""
         self.state, moved = recall(self.settings, recorder.metrics(), machine, recorder.identity)
         spec = self.task.spec
-        self._record, self._ran = recorder.load_record(episode), recorder.load_policy(episode, spec)
+        self._record, self._ran = recorder.load_record(episode, spec), recorder.load_policy(episode, spec)
         if self.state.good_episode:
             self._good = recorder.load_policy(self.state.good_episode, spec)
         earned, given = self.state.authority, self.settings.authority

@@ -144,7 +144,7 @@ class AbstractRecorder(ABC):
         """The policy that ran an episode."""
 
     @abstractmethod
-    def load_record(self, episode: int) -> EpisodeRecord:
+    def load_record(self, episode: int, spec: ControlSpec) -> EpisodeRecord:
         """What the robot did in an episode."""
 
     @abstractmethod

@@ -121,7 +121,7 @@ class MemoryRecorder(AbstractRecorder):
         """The policy that ran an episode."""
         return self._episodes[episode - 1][1]
 
-    def load_record(self, episode: int) -> EpisodeRecord:
+    def load_record(self, episode: int, spec: ControlSpec) -> EpisodeRecord:
         """What the robot did in an episode."""
         return self._episodes[episode - 1][0].record
 
@@ -175,9 +175,13 @@ class FolderRecorder(AbstractRecorder):
         with atomic.using(f"episode {episode} of {self.run.path}"):
             return Controller.from_arrays(spec, arrays)
 
-    def load_record(self, episode: int) -> EpisodeRecord:
+    def load_record(self, episode: int, spec: ControlSpec) -> EpisodeRecord:
         """What the robot did in an episode."""
-        return EpisodeRecord.from_arrays(self.run.load_episode(episode)[0])
+        arrays = self.run.load_episode(episode)[0]
+        with atomic.using(f"episode {episode} of {self.run.path}"):
+            record = EpisodeRecord.from_arrays(arrays)
+            record.check(spec)
+        return record
 
     def resume(self, template: Checkpoint) -> Resumed:
         """Load the newest checkpoint whose digest is right, and remove what is newer."""
@@ -191,10 +195,10 @@ class FolderRecorder(AbstractRecorder):
                 episode, best_error, notes = found.episode, float(found.info["best_error"]), list(found.notes)
         self.run.rewind(episode)
         self._resume_kept(episode, best_error, template.learner.policy.spec)
-        return Resumed(episode, checkpoint, self._records(episode), notes)
+        return Resumed(episode, checkpoint, self._records(episode, template.learner.policy.spec), notes)
 
-    def _records(self, episodes: int) -> Iterator[EpisodeRecord]:
-        return (self.load_record(episode) for episode in range(1, episodes + 1))
+    def _records(self, episodes: int, spec: ControlSpec) -> Iterator[EpisodeRecord]:
+        return (self.load_record(episode, spec) for episode in range(1, episodes + 1))
 
     def _resume_kept(self, episode: int, best_error: float, spec: ControlSpec) -> None:
         """Where the kept policy is one of an episode that is done again, or gone, keep the best of those before."""

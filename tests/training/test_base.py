@@ -1,6 +1,7 @@
 """Learning on top of a controller, on a tiny plant: the first episode is the base's, and no episode is much worse."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from firsthand.agent.memory import LoopDynamics, loop_cost, loop_dynamics
 from firsthand.controllers.bases import find_base
 from firsthand.errors import UserError
-from firsthand.models import Dynamics
+from firsthand.models import Controller, Dynamics
 from firsthand.models.function_base import function_base
 from firsthand.optim.gradient import closed_loop_gradient, mean_cost
 from firsthand.optim.rollout import roll_out
@@ -24,7 +25,14 @@ from firsthand.robots.target import TargetRobot, target_task
 from firsthand.runs import RunFolder
 from firsthand.tasks import Task
 from firsthand.training import FolderRecorder, MemoryRecorder, Trainer, TrainingConfig, preset
-from firsthand.training.base_guard import BaseGuard, BaseSettings, BaseState, judge_with_base
+from firsthand.training.base_guard import (
+    BaseGuard,
+    BaseSettings,
+    BaseState,
+    base_metrics,
+    judge_with_base,
+    with_authority,
+)
 from firsthand.training.bases import Base
 from firsthand.training.learning import as_seen
 from firsthand.training.origin import BaseOrigin
@@ -211,6 +219,32 @@ def test_authority_is_earned_and_lost():
     for episode in range(5, 30):
         state = judge_with_base(state, settings, row(episode, 0.5))
     assert (state.authority, state.go_back) == (1.0, "")
+
+
+def test_without_a_reference_the_cost_decides():
+    settings = BaseSettings()
+    tracking = {"measured_tracking_error": 1.0, "largest_window_error": 2.0}
+    state = BaseState(settings.first_authority)
+    for episode, cost in ((1, 4.0), (2, 5.0)):
+        state = judge_with_base(state, settings, row(episode, 1.0) | tracking | {"score": cost})
+    assert "cost was 1.25 times the base's" in state.go_back
+    assert math.isnan(state.base_peak)  # no error to watch within an episode
+    state = BaseState(0.2, base_error=0.0, good_episode=1)
+    assert "inf times" in judge_with_base(state, settings, row(2, 1.0) | {"score": 1.0}).go_back
+
+
+def test_a_motion_that_begins_anew_trusts_the_learned_part_again(task: Task, learned):
+    """As on the robot, whose memory at the start of each trajectory is part of the record."""
+    made, _, records = learned
+    policy = with_authority(Controller(made.state.policy), 0.2, 1e-3)
+    references, memory = records[0].references.copy(), records[0].memory.copy()
+    references[0] += 100.0  # far away throughout the first trajectory, exactly met afterwards
+    references[1:, : task.steps] = records[0].measured[1:, : task.steps]
+    memory[:, -2:] = (0.0, 1.0)
+    record = dataclasses.replace(records[0], references=references, memory=memory)
+    anew = base_metrics(task.spec, policy, record)["base_share"]
+    assert 0 < anew <= 1 / len(memory)
+    assert base_metrics(task.spec, policy, dataclasses.replace(record, memory=None))["base_share"] > anew
 
 
 def raises(measurement, reference, state):

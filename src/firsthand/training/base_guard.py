@@ -5,6 +5,9 @@ learned part fades out and the base goes on alone. Between episodes this supervi
 learned part grows after each episode that was no worse than the base, and shrinks after one that was, with the last
 policy that was good in its place. What it remembers follows from the run's metrics, so that it is the same after a
 resume.
+
+A task without a reference to follow is judged by its cost per step, between episodes only: an error that a controller
+could watch within one does not exist.
 """
 
 import dataclasses
@@ -26,7 +29,7 @@ from ..robots import AbstractRobot, EpisodeRecord
 from .bases import FIRST_AUTHORITY
 from .learning import on_base_of
 from .parts import AbstractRecorder, AbstractSupervisor, Candidate, Decision, EpisodeSummary, Meanwhile
-from .recorder import MIN_VALID_SHARE
+from .recorder import MIN_VALID_SHARE, measured_score
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class BaseSettings:
     min_share: float = 0.25
     """It shrinks to at least this share of the first."""
     tolerance: float = 1.2
-    """An episode is no worse than the base if its error is at most this many times the base's."""
+    """An episode is no worse than the base if its error (or cost) is at most this many times the base's."""
     limit: float = 1.3
     """The learned part fades out where the error of half a second exceeds the base's largest by this factor."""
 
@@ -54,9 +57,9 @@ class BaseState:
     authority: float
     """Of the learned part in the next episode."""
     base_error: float = math.nan
-    """The base's mean error, from the first episode."""
+    """The base's mean error, from the first episode; where nothing is followed, its cost per step."""
     base_peak: float = math.nan
-    """The base's largest error of half a second, in the scale of the policy's inputs."""
+    """The base's largest error of half a second, in the scale of the policy's inputs; NaN where nothing is followed."""
     good_episode: int = 0
     """The last episode that was no worse than the base."""
     go_back: str = ""
@@ -66,16 +69,19 @@ class BaseState:
 def judge_with_base(state: BaseState, settings: BaseSettings, row: Mapping[str, Any]) -> BaseState:
     """The state after an episode, from its line of metrics.jsonl, where NaN is null."""
     number = {name: math.nan if row.get(name) is None else float(row[name]) for name in METRICS}
-    error, episode = number["measured_tracking_error"], int(row["episode"])
+    error, episode = measured_score(row), int(row["episode"])
+    follows = "score" not in row
     if number["valid_share"] <= MIN_VALID_SHARE or not math.isfinite(error):
         return dataclasses.replace(state, go_back="too little of the last episode was measured")
     if not math.isfinite(state.base_error):  # the first episode is the base's
-        return BaseState(settings.first_authority, error, number["largest_window_error"], episode)
+        peak = number["largest_window_error"] if follows else math.nan
+        return BaseState(settings.first_authority, error, peak, episode)
     smallest = settings.min_share * settings.first_authority
     if number["base_share"] > 0:
         why = "the error became too large, and the base took over"
     elif error > settings.tolerance * state.base_error:
-        why = f"the last episode's error was {error / state.base_error:.2f} times the base's"
+        ratio = error / state.base_error if state.base_error else math.inf
+        why = f"the last episode's {'error' if follows else 'cost'} was {ratio:.2f} times the base's"
     else:
         return dataclasses.replace(
             state, authority=min(1.0, settings.growth * state.authority), good_episode=episode, go_back=""
@@ -83,7 +89,7 @@ def judge_with_base(state: BaseState, settings: BaseSettings, row: Mapping[str, 
     return dataclasses.replace(state, authority=max(smallest, settings.shrink * state.authority), go_back=why)
 
 
-METRICS = ("measured_tracking_error", "valid_share", "largest_window_error", "base_share")
+METRICS = ("valid_share", "largest_window_error", "base_share")
 
 
 class BaseGuard(AbstractSupervisor):
@@ -166,7 +172,9 @@ def base_metrics(spec: ControlSpec, policy: Controller, record: EpisodeRecord) -
     squares = np.sum((error / np.asarray(spec.scales.error)) ** 2, axis=-1)
     keep = min(spec.period_s / WINDOW_S, 1.0)
     largest, alone, level, trust = 0.0, 0.0, 0.0, 1.0
-    for trajectory, valid in zip(squares, record.valid, strict=True):
+    for i, (trajectory, valid) in enumerate(zip(squares, record.valid, strict=True)):
+        if record.memory is not None:  # a motion that begins anew, as after a reset, trusts the learned part again
+            level, trust = (float(part) for part in record.memory[i, -2:])
         for square in trajectory[valid]:
             if math.isfinite(square):
                 level += keep * (float(square) - level)

@@ -34,6 +34,20 @@ def test_the_noise_floor_is_that_of_the_sensors_whether_the_truth_is_known_or_no
     assert np.isnan(noise_floor(toy_spec, episode(toy_spec, smooth[:1, :20])))
 
 
+def test_the_noise_floor_of_several_units_is_on_the_scale_of_the_errors(toy_spec, smooth):
+    layout = dataclasses.replace(toy_spec.layout, measured_units=("rad", "bar"))
+    scales = dataclasses.replace(toy_spec.scales, error=(0.1, 10.0))
+    spec = dataclasses.replace(toy_spec, layout=layout, scales=scales)
+    assert spec.has_mixed_units
+    noise = np.asarray([0.01, 1.0]) * np.random.default_rng(0).standard_normal(smooth.shape)
+    record = episode(spec, smooth + noise)
+    expected = 0.1 * np.sqrt(np.pi / 2)
+    assert noise_floor(spec, record) == pytest.approx(expected, rel=0.1)
+    assert noise_floor(spec, dataclasses.replace(record, truth=smooth.astype(np.float32))) == pytest.approx(
+        expected, rel=0.1
+    )
+
+
 def test_a_robot_that_ends_early_counts_as_standing_where_it_ended(toy_spec):
     measured = np.ones((1, 11, 2))
     measured[:, :3] = 0.0

@@ -101,7 +101,7 @@ def noise_floor(spec: ControlSpec, record: EpisodeRecord) -> float:
     size = output.shape[-1]
     # The mean length of a normal vector of this size, per root of its mean square.
     shape = math.sqrt(2 / size) * math.exp(math.lgamma((size + 1) / 2) - math.lgamma(size / 2))
-    return float(shape * np.sqrt(np.sum(deviations**2)))
+    return float(shape * error_size(spec, deviations))
 
 
 def whole_error(spec: ControlSpec, record: EpisodeRecord) -> float:

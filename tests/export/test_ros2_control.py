@@ -60,6 +60,8 @@ def test_the_package_is_whole(toy_spec: ControlSpec, tmp_path: Path) -> None:
     own = parameters["toy_controller"]["ros__parameters"]
     assert own["command_low"] == list(toy_spec.limits.command_low)
     assert own["state_interfaces"] == ["p0/position", "p1/position"]
+    assert isinstance(own["max_missing"], int)
+    assert isinstance(own["max_pause"], float)  # ROS 2 refuses a whole number for a parameter declared as double
     manager = parameters["controller_manager"]["ros__parameters"]
     assert manager["update_rate"] == 20
     plugin = ElementTree.parse(package / "toy_controller.xml").getroot().find("class")

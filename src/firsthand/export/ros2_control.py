@@ -126,7 +126,7 @@ controller_manager:
     # Steps in a row without a measurement; one more is a fault.
     max_missing: 3
     # A command is late when no update came for this many policy periods: then the motion begins anew.
-    max_pause: 3
+    max_pause: 3.0
 """
 
 

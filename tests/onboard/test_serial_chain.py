@@ -267,6 +267,20 @@ BAD_URDF = {
 }
 
 
+def test_limits_of_zero_are_unknown_to_whoever_exported_the_file(tmp_path):
+    limit = '<limit lower="-1" upper="1" velocity="0" effort="0"/>'
+    (tmp_path / "robot.urdf").write_text(urdf(GOOD[0], joint("two", "b", "c", inside=limit)))
+    arm = ArmModel.from_urdf(tmp_path / "robot.urdf", tip="c")
+    assert (arm.speed, arm.effort) == ((1.0, None), (1.0, None))
+
+
+def test_a_gear_divides_the_speed_and_multiplies_the_force(tmp_path):
+    actuator = '<velocity joint="one" gear="-10" ctrlrange="-30 30" forcerange="-2 2"/>'
+    (tmp_path / "robot.xml").write_text(mjcf(HINGE, f"<actuator>{actuator}</actuator>"))
+    arm = ArmModel.from_mjcf(tmp_path / "robot.xml", tip="b")
+    assert (arm.speed, arm.effort) == ((3.0,), (20.0,))
+
+
 @pytest.mark.parametrize("case", BAD_URDF)
 def test_a_bad_urdf_gets_its_sentence(case, tmp_path):
     text, message = BAD_URDF[case]

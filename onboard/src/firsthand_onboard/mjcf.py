@@ -245,22 +245,27 @@ class _Model:
                 if field == "ctrlrange" and actuator.tag != "motor":
                     continue
                 most = max(abs(value) for value in self.file.numbers(actuator, field, (0.0, 0.0), of))
-                first = Element("gear", {"gear": (actuator.get("gear", "").split() or ["1"])[0]})
-                most *= abs(self.file.numbers(first, "gear", (1.0,), of)[0])
+                most *= self._gear(actuator, of)
                 if most > 0:
                     found[actuator.get("joint", "")] = most
         return found
 
+    def _gear(self, actuator: Element, of: str) -> float:
+        """The size of the ratio from joint to actuator: forces are multiplied by it, speeds divided."""
+        first = Element("gear", {"gear": (actuator.get("gear", "").split() or ["1"])[0]})
+        return abs(self.file.numbers(first, "gear", (1.0,), of)[0])
+
     def _speeds(self) -> dict[str, float]:
-        """The largest speed that a velocity actuator may ask of its joint."""
+        """The largest speed that a velocity actuator may ask of its joint, through its gear."""
         found = {}
         for actuators in self.file.root.findall("actuator"):
             for actuator in actuators.findall("velocity"):
                 if actuator.get("joint") is not None and actuator.get("ctrlrange") is not None:
                     of = f"actuator {actuator.get('name', 'velocity')!r}"
                     most = max(abs(value) for value in self.file.numbers(actuator, "ctrlrange", (0.0, 0.0), of))
-                    if most > 0:
-                        found[actuator.get("joint", "")] = most
+                    gear = self._gear(actuator, of)
+                    if most > 0 and gear > 0:
+                        found[actuator.get("joint", "")] = most / gear
         return found
 
 

@@ -109,7 +109,7 @@ def _link(file: RobotFile, joint: Element) -> Link:
         lower, upper = (file.numbers(limit, side, (0.0,), f"the limit of {of}")[0] for side in ("lower", "upper"))
         link = replace(link, low=lower, high=upper)
     speed, effort = (file.number(limit, what, f"the limit of {of}") for what in ("velocity", "effort"))
-    return replace(link, speed=speed, effort=effort)
+    return replace(link, speed=speed or None, effort=effort or None)  # exporters write 0 for what they do not know
 
 
 def _axis(file: RobotFile, joint: Element, of: str) -> tuple[float, float, float]:

@@ -333,7 +333,7 @@ def test_an_export_can_be_signed(run, tmp_path):
     assert len(written) == 4
     signer = Signer(tmp_path / "policy.pub")
     for name in ("excavator_policy.safetensors", "excavator_policy.safetensors.md"):
-        signer.check_file(out / name)
+        signer.check(out / name, (out / name).read_bytes())
     write_export(run, "safetensors", out, episode=1)
     assert not list(out.glob("*.sig"))  # they were of other files
     with pytest.raises(UserError, match="is not a private key"):

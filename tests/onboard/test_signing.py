@@ -54,7 +54,7 @@ def test_a_robot_with_a_signer_runs_only_its_policies(toy_spec: ControlSpec, key
 
 
 def test_a_file_is_checked_with_the_signature_beside_it(
-    toy_spec: ControlSpec, keys: tuple[Path, Path], tmp_path: Path
+    toy_spec: ControlSpec, keys: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = keys
     arrays = random_policy(toy_spec)
@@ -70,7 +70,13 @@ def test_a_file_is_checked_with_the_signature_beside_it(
     subprocess.run([*openssl, "-in", str(file), "-sigfile", str(beside)], check=True, capture_output=True)
     with pytest.raises(SpecError, match="not that of the configured signer"):
         load_controller(file, Signer(theirs / "policy.pub"))
-    data = bytearray(file.read_bytes())
+    with monkeypatch.context() as patch:  # another file is put in its place right after the check
+        check = signer.check
+        patch.setattr(signer, "check", lambda path, content: (check(path, content), file.write_bytes(b"other")))
+        whole = file.read_bytes()
+        assert load_controller(file, signer).policy.spec == toy_spec
+    file.write_bytes(whole)
+    data = bytearray(whole)
     data[-1] ^= 1
     file.write_bytes(data)
     with pytest.raises(SpecError, match="was changed"):

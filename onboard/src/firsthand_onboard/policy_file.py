@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from .base_control import PREFIX as BASE_PREFIX
 from .base_control import BaseControl, NumpyBase, base_arrays, base_from_arrays, check_base, has_base
@@ -57,9 +58,7 @@ def load_controller(path: str | Path, signer: Signer | None = None) -> NumpyCont
 
     With a `signer` a file is refused that does not have its signature beside it (`firsthand export --sign KEY`).
     """
-    if signer is not None:
-        signer.check_file(path)
-    spec, arrays, digest = _read(path)
+    spec, arrays, digest = _read(path, signer)
     layers = []
     for i in range(len(spec.policy.hidden) + 1):
         missing = {f"policy.{i}.weight", f"policy.{i}.bias"} - set(arrays)
@@ -91,15 +90,23 @@ def load_observer(path: str | Path) -> NumpyObserver:
     return observer
 
 
-def _read(path: str | Path) -> tuple[ControlSpec, dict[str, Any], str | None]:
+def _read(path: str | Path, signer: Signer | None) -> tuple[ControlSpec, dict[str, Any], str | None]:
+    """The file is read once: what is loaded is what the signature was checked of."""
     try:
-        with safe_open(str(path), framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if "control_spec" not in metadata:
-                raise SpecError(f"{path} holds no control specification")
-            spec = ControlSpec.from_json(metadata["control_spec"])
-            names = [name for name in file.keys() if name.startswith(("policy.", PREFIX, BASE_PREFIX))]  # noqa: SIM118
-            arrays = {name: file.get_tensor(name) for name in names}
-            return spec, arrays, metadata.get(OBSERVER_SHA256)
-    except (OSError, SafetensorError) as error:
+        data = Path(path).read_bytes()
+    except OSError as error:
         raise SpecError(f"{path} cannot be read as a policy: {error}") from None
+    if signer is not None:
+        signer.check(path, data)
+    try:
+        tensors = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # its length comes first
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:  # the last two for types that numpy lacks
+        raise SpecError(f"{path} cannot be read as a policy: {error}") from None
+    metadata = header.get("__metadata__") or {}
+    if "control_spec" not in metadata:
+        raise SpecError(f"{path} holds no control specification")
+    spec = ControlSpec.from_json(metadata["control_spec"])
+    wanted = ("policy.", PREFIX, BASE_PREFIX)
+    arrays = {name: array for name, array in tensors.items() if name.startswith(wanted)}
+    return spec, arrays, metadata.get(OBSERVER_SHA256)

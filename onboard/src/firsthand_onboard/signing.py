@@ -28,10 +28,10 @@ class SigningKey:
     """The private key of whoever makes policies."""
 
     def __init__(self, path: str | Path) -> None:
-        serialization, ed25519, _ = _cryptography()
+        serialization, ed25519, _, unsupported = _cryptography()
         try:
             key = serialization.load_pem_private_key(_read(Path(path)), password=None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, unsupported) as error:
             raise SpecError(f"{path} is not a private key in PEM without a password: {error}") from None
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise SpecError(f"{path} holds a {type(key).__name__}, but must hold an Ed25519 key")
@@ -50,10 +50,10 @@ class Signer:
     """The public key of the one whose policies are accepted."""
 
     def __init__(self, path: str | Path) -> None:
-        serialization, ed25519, self._wrong = _cryptography()
+        serialization, ed25519, self._wrong, unsupported = _cryptography()
         try:
             key = serialization.load_pem_public_key(_read(Path(path)))
-        except ValueError as error:
+        except (ValueError, unsupported) as error:
             raise SpecError(f"{path} is not a public key in PEM: {error}") from None
         if not isinstance(key, ed25519.Ed25519PublicKey):
             raise SpecError(f"{path} holds a {type(key).__name__}, but must hold an Ed25519 key")
@@ -75,12 +75,19 @@ class Signer:
             return False
         return self.has_signed(_policy_text(spec, policy), signed)
 
-    def check_file(self, path: str | Path) -> None:
-        """Raise `SpecError` unless this signer has signed the file as it is."""
+    def check(self, path: str | Path, data: bytes) -> None:
+        """Raise `SpecError` unless this signer has signed the file with this content.
+
+        Whoever goes on uses the same content: a file read again could be another one by then.
+        """
         beside = Path(f"{path}{SUFFIX}")
         if not beside.is_file():
             raise SpecError(f"{path} is not signed: there is no {beside.name} beside it")
-        if not self.has_signed(Path(path).read_bytes(), beside.read_bytes()[:1024]):
+        try:
+            signature = beside.read_bytes()[:1024]
+        except OSError as error:
+            raise SpecError(f"the signature {beside} cannot be read: {error.strerror}") from None
+        if not self.has_signed(data, signature):
             raise SpecError(f"the signature in {beside} is not that of the configured signer, or {path} was changed")
 
 
@@ -96,14 +103,14 @@ def _read(path: Path) -> bytes:
         raise SpecError(f"the key file {path} cannot be read: {error}") from None
 
 
-def _cryptography() -> tuple[Any, Any, type[Exception]]:
+def _cryptography() -> tuple[Any, Any, type[Exception], type[Exception]]:
     """Loaded only where something is signed."""
     try:
-        from cryptography.exceptions import InvalidSignature
+        from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
         raise SpecError(
             "signed policies need the package cryptography: pip install 'firsthand-onboard[signing]'"
         ) from None
-    return serialization, ed25519, InvalidSignature
+    return serialization, ed25519, InvalidSignature, UnsupportedAlgorithm

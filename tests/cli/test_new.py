@@ -67,6 +67,16 @@ def test_a_log(folder):
     assert New(Path("other.py"), csv=Path("log.csv"), commands=("boom.velocity",)).run() == 0
 
 
+def test_a_log_with_infinite_values_and_names_of_any_alphabet(folder):
+    rows = [f"{0.04 * i:.2f},{np.sin(i / 9):.4f},{np.sin(i / 5):.3f}" for i in range(100)]
+    names = ["Höhe 🚜", "Ventil cmd"]
+    Path("log.csv").write_text("\n".join([",".join(["time", *names]), *rows, "4.0,inf,-inf"]), encoding="utf-8")
+    assert New(Path("my_robot.py"), csv=Path("log.csv")).run() == 0
+    assert "Höhe 🚜" in Path("my_robot.py").read_text(encoding="utf-8")
+    layout = find_robot("my_robot.py:task", approve=True).task.spec.layout
+    assert (layout.measured[0], *layout.commands) == tuple(names)
+
+
 def test_names_inject_nothing_into_the_file(folder):
     """A file from somebody else is only ever data."""
     evil = 'tool0"); raise SystemExit("""evil""") #\\'

@@ -182,6 +182,7 @@ GIVEN = GymnasiumTask(
         ({"cost": lambda x, u, r: u[0], "residuals": lambda x, u, r: u}, "residuals and cost are both given"),
         ({"goal": 1.0}, "goal is 1.0, but must be one of firsthand.goals"),
         ({"goal": goals.Hold("depth", at=0.0, scale=1.0)}, "measures no 'depth'"),
+        ({"goal": goals.Upright("level", scale=0.0)}, "Upright.scale is 0.0, but must be a positive number"),
         (
             {"goal": goals.Effort((1.0, 2.0))},
             "Effort.weight has 2 entries, but must be one number or 1, one per command",

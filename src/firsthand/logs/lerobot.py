@@ -60,11 +60,15 @@ def read_lerobot(path: Path, spec: ControlSpec, topics: TopicMap | None = None) 
         except OSError as error:
             raise UserError(f"cannot read {file}: {atomic.cause(error)}.") from error
         except Exception as error:  # whatever pyarrow raises on a damaged file
-            raise UserError(f"{file} is damaged or not a parquet file: {str(error).splitlines()[0]}.") from None
+            raise UserError(f"{file} is damaged or not a parquet file: {_first_line(error)}.") from None
     rows = np.concatenate(tables)
     if not len(rows):
         raise UserError(f"{path} has no frame.")
     return join(str(path), digest.hexdigest(), _episodes(path, digest.hexdigest(), spec, rows, info["fps"]))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _episodes(path: Path, digest: str, spec: ControlSpec, rows: np.ndarray, fps: float) -> list[Log]:

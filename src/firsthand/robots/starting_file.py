@@ -407,6 +407,7 @@ def _columns(log: Path, header: list[str], rows: list[list[str]]) -> dict[str, n
     for i, name in enumerate(header):
         cells = [row[i] if i < len(row) else "" for row in rows]
         values = np.asarray([float(cell) if _is_float(cell) else np.nan for cell in cells])
+        values[~np.isfinite(values)] = np.nan
         if name and np.isfinite(values).mean() > 0.5:
             found[name] = values
     return found
@@ -455,8 +456,9 @@ def _names(names: tuple[str, ...]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A name from somebody's file as a text in Python: nothing in it ends the text."""
-    return json.dumps(text)
+    """A name from somebody's file as a text in Python: nothing in it ends the text, and every character is seen."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted)
 
 
 def _plain(text: str) -> str:

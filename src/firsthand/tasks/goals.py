@@ -156,10 +156,14 @@ class Hold(AbstractGoal):
 
     def check(self, spec: ControlSpec) -> None:
         """The entry exists, and the numbers are sound."""
+        self.check_as("Hold", spec)
+
+    def check_as(self, name: str, spec: ControlSpec) -> None:
+        """The same, for a goal of another name with these fields."""
         find_entry(spec, self.entry)
-        check_weights("Hold.scale", self.scale, 1, "entry", positive=True)
-        if not math.isfinite(self.at):
-            raise UserError(f"Hold.at is {self.at}, but must be a finite number.")
+        check_weights(f"{name}.scale", self.scale, 1, "entry", positive=True)
+        if isinstance(self.at, bool) or not isinstance(self.at, int | float) or not math.isfinite(self.at):
+            raise UserError(f"{name}.at is {self.at!r}, but must be a finite number.")
 
     def residuals(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, " n"]:
         """The deviation in scales."""
@@ -179,7 +183,7 @@ class Upright(AbstractGoal):
 
     def check(self, spec: ControlSpec) -> None:
         """The entry exists, and the numbers are sound."""
-        Hold(self.entry, self.at, self.scale).check(spec)
+        Hold(self.entry, self.at, self.scale).check_as("Upright", spec)
 
     def residuals(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, " n"]:
         """About the deviation in scales, while it is small."""

@@ -123,6 +123,12 @@ def test_a_base_that_does_not_fit_is_refused_in_a_sentence():
         base_from_arrays(SPEC, {name: a for name, a in arrays.items() if name != "base.pi.gain"})
     with pytest.raises(SpecError, match=r"base\.pi\.sign has shape \(3,\), but must have \(4,\)"):
         base_from_arrays(SPEC, {**arrays, "base.pi.sign": np.ones(3, np.float32)})
+    with pytest.raises(SpecError, match=r"base\.pi\.integral_s has integral times of \[0\.0.*must be above 0"):
+        base_from_arrays(SPEC, {**arrays, "base.pi.integral_s": np.zeros(4, np.float32)})
+    with pytest.raises(SpecError, match=r"base\.pi\.up has highest speeds of \[0\.0.*must be above 0"):
+        base_from_arrays(SPEC, {**arrays, "base.pi.up": np.zeros_like(arrays["base.pi.up"])})
+    with pytest.raises(SpecError, match=r"base\.pi\.sign is \[0\.5.*must hold 1 or -1"):
+        base_from_arrays(SPEC, {**arrays, "base.pi.sign": np.full(4, 0.5, np.float32)})
     with pytest.raises(SpecError, match=r"base\.authority is 2\.0"):
         base_from_arrays(SPEC, {**arrays, "base.authority": np.float32(2)})
     with pytest.raises(SpecError, match="function in a file"):

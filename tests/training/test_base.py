@@ -36,7 +36,7 @@ from firsthand.training.base_guard import (
 from firsthand.training.bases import Base
 from firsthand.training.learning import as_seen
 from firsthand.training.origin import BaseOrigin
-from firsthand.training.parts import NoSupervisor
+from firsthand.training.parts import Candidate, NoSupervisor
 from firsthand.training.prior import Prior
 
 SETTINGS = preset("fast").with_changes(
@@ -219,6 +219,19 @@ def test_authority_is_earned_and_lost():
     for episode in range(5, 30):
         state = judge_with_base(state, settings, row(episode, 0.5))
     assert (state.authority, state.go_back) == (1.0, "")
+
+
+def test_what_is_compared_with_is_an_episode_of_the_base_alone(task: Task, base: Base):
+    """Where the first episode could not be measured, the next one is the base's, although the policy has changed."""
+    made = trainer(task, base)
+    assert isinstance(made.supervisor, BaseGuard)
+    failed = row(1, 1.0) | {"valid_share": 0.0}
+    made.supervisor.state = judge_with_base(made.supervisor.state, BaseSettings(), failed)
+    candidate = Candidate(Controller(made.state.policy), made.state.dynamics, chosen_by_operator=False)
+    decision = made.supervisor.decide(candidate, lambda: None)
+    control: Any = decision.policy.policy.control
+    assert float(control.authority) == 0.0
+    assert "the base alone once more" in decision.reason
 
 
 def test_without_a_reference_the_cost_decides():

@@ -339,9 +339,17 @@ def check_base(spec: ControlSpec, base: Any) -> None:
         wanted = (joints, 2, points) if name in ("up", "down") else (joints,)
         if np.shape(value) != wanted or points < 2:
             raise SpecError(f"base.pi.{name} has shape {np.shape(value)}, but must have {wanted}")
-    for name in ("gain", "integral_s", "up", "down"):
+    for name in ("gain", "ahead_s", "up", "down"):
         if not (np.asarray(getattr(base, name)) >= 0).all():
-            raise SpecError(f"base.pi.{name} holds a negative value")
+            raise SpecError(f"base.pi.{name} holds a negative value, but must hold numbers of at least 0")
+    # What is divided by.
+    divisors = {"integral_s": base.integral_s, "up": base.up[:, 1, -1], "down": base.down[:, 1, -1]}
+    for name, values in divisors.items():
+        if not (np.asarray(values) > 0).all():
+            what = "integral times" if name == "integral_s" else "highest speeds"
+            raise SpecError(f"base.pi.{name} has {what} of {np.asarray(values).tolist()}, but all must be above 0")
+    if not (np.abs(np.asarray(base.sign)) == 1).all():
+        raise SpecError(f"base.pi.sign is {np.asarray(base.sign).tolist()}, but must hold 1 or -1 per joint")
 
 
 class NumpyBase:

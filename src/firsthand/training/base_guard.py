@@ -117,20 +117,21 @@ class BaseGuard(AbstractSupervisor):
         decision = self.inner.decide(candidate, meanwhile)
         if decision.authority is not None:
             decision = decision._replace(authority=self.gate_authority)
+        # What the base does by itself is known only from an episode of its own.
+        alone = bool(self.state.go_back) and not math.isfinite(self.state.base_error)
+        authority = 0.0 if alone else self.state.authority
         if self.state.go_back and not candidate.chosen_by_operator:
-            share = 100 * self.state.authority
-            known = self._good is not None
-            then = f"back to the policy of episode {self.state.good_episode}" if known else "on with less"
+            then = "the base alone once more" if alone else f"back to the policy of episode {self.state.good_episode}"
             policy = decision.policy if self._good is None else on_base_of(self._good, decision.policy.policy)
             decision = decision._replace(
                 policy=policy,
                 prediction_holds=False,
-                reason=f"{self.state.go_back}: {then}, with an authority of {share:.0f} % over the base",
+                reason=f"{self.state.go_back}: {then}, with an authority of {100 * authority:.0f} % over the base",
             )
         limit = NO_LIMIT
         if math.isfinite(self.state.base_peak):
             limit = max(self.settings.limit * self.state.base_peak, 1e-6)
-        return decision._replace(policy=with_authority(decision.policy, self.state.authority, limit))
+        return decision._replace(policy=with_authority(decision.policy, authority, limit))
 
     def judge(self, summary: EpisodeSummary, policy: Controller) -> None:
         """Judge what came out, here and inside."""

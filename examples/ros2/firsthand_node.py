@@ -44,7 +44,7 @@ def serve_command(parameters: Mapping[str, str]) -> list[str]:
 
 def stop_process(process: "subprocess.Popen[bytes]", patience_s: float = STOP_S) -> bool:
     """End the program; whether it ended by itself, with the machine in neutral."""
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:

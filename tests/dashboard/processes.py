@@ -15,6 +15,7 @@ PATIENCE = 600.0
 """Seconds after which something counts as hanging; machines are slow when they are busy."""
 ROBOT = f"{Path(__file__).with_name('tiny_robot.py')}:arm"
 SMALL = ("--preset", "paper-exact", "--model.steps", "5", "--no-report")
+"""Episodes take a few hundredths of a second."""
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
@@ -40,10 +41,11 @@ def environment(cache: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def started(cache: Path, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
     """`firsthand …` in a process that is gone afterwards."""
+    piped = arguments[0] != "train"  # the address of a page is read from its pipe; nobody reads a run's
     process = subprocess.Popen(
         [sys.executable, "-m", "firsthand", *map(str, arguments)],
         env=environment(cache),
-        stdout=subprocess.PIPE,
+        stdout=subprocess.PIPE if piped else subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
         text=True,
     )

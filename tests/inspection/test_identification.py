@@ -65,12 +65,12 @@ def test_the_gain_of_a_slow_robot_is_read_from_pushes_that_went_on(kind: str) ->
 
 
 @pytest.mark.parametrize("delay", [1, 3])
-def test_pushes_that_end_early_do_not_hide_the_dead_time(delay: int) -> None:
+def test_short_pushes_of_a_robot_that_falls_show_its_dead_time(delay: int) -> None:
     for seed in range(4):
         truth = Truth(delay=delay, gain=0.3, limit=0.3)
         robot, wanted = UnstableRobot(truth, seed=seed), InspectionSettings(2.0, 0.5, seed)
         recording = excite(robot, wanted)
-        assert any(push.steps < 5 for push in recording.pushes if push.randomized)
+        assert max(push.steps for push in recording.pushes if push.randomized) <= 10
         found = conclude("probe", robot.task.spec, wanted, recording).findings.channels[0]
         assert found.dead_time_steps in (delay, delay + 1)
 

@@ -368,7 +368,9 @@ def test_neutral_is_not_guessed():
     assert GateLimits.of(pump(-1.0, 1.0)).neutral == (0.0, 0.0)
     assert GateLimits.of(pump(-1.0, 3.0)).neutral == (0.0, 0.0)
     for low, high in ((0.0, 1.0), (-1.0, 0.0), (4.0, 20.0)):
-        with pytest.raises(SpecError, match=rf"'b' \({low:g} to {high:g}\) does nothing: give neutral in the task, neutral_command"):
+        with pytest.raises(
+            SpecError, match=rf"'b' \({low:g} to {high:g}\) does nothing: give neutral in the task, neutral_command"
+        ):
             GateLimits.of(pump(low, high))
         with pytest.raises(SpecError, match="does nothing"):
             GateLimits.wide(pump(low, high))

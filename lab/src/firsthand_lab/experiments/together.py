@@ -69,8 +69,11 @@ class Together:
         self._now, self._key, played = _episodes(
             self.plant, self._controllers(), task.spec, self._now, goals, excitations, self._key
         )
-        played = [np.asarray(part, np.float32) for part in played]
-        self.records = [EpisodeRecord.complete(*(part[i] for part in played)) for i in range(len(self.seeds))]
+        played = [None if part is None else np.asarray(part, np.float32) for part in played]
+        self.records = [
+            EpisodeRecord.complete(*(None if part is None else part[i] for part in played))
+            for i in range(len(self.seeds))
+        ]
         experiences = [
             prepare_experience(task, settings, take_member(self.buffer, i), record, rng)
             for i, (record, rng) in enumerate(zip(self.records, rngs, strict=True))

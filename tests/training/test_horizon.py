@@ -67,6 +67,14 @@ def test_falls_shorten_it_and_standing_lengthens_it_again(task: Task):
     assert horizon.steps == 60
 
 
+def test_trajectories_that_never_began_are_no_falls(task: Task):
+    horizon = Horizon(task)
+    assert horizon.update(episode(task, [60, 60, 60, 30] + [0] * 6)) == 0.25  # the robot failed in the fourth
+    assert horizon.steps == 60
+    assert horizon.update(episode(task, [0] * 10)) == 1.0
+    assert horizon.steps == 60
+
+
 def test_a_length_that_was_given_stays(task: Task):
     horizon = Horizon(dataclasses.replace(task, adaptive_horizon=False))
     assert horizon.update(episode(task, [16] * 10)) == 1.0

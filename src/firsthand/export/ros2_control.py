@@ -280,6 +280,7 @@ REFERENCE = """// A reference from the thread that receives it to the one that c
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <memory>
 
@@ -300,12 +301,15 @@ class ReferenceBuffer
 public:
   ReferenceBuffer() : slots_(new Reference[3]) {}
 
-  // The receiving thread: rows of coordinates, one after another. False where their number does not fit.
+  // The receiving thread: rows of finite coordinates, one after another. False where they are not, or do not fit.
   bool write(const double * values, std::size_t count)
   {
     if (count == 0 || count % {UPPER}_OUTPUTS != 0 || count > Reference::kRows * {UPPER}_OUTPUTS) return false;
     Reference & slot = slots_[writing_];
-    for (std::size_t i = 0; i < count; i++) slot.points[i] = static_cast<float>(values[i]);
+    for (std::size_t i = 0; i < count; i++) {
+      slot.points[i] = static_cast<float>(values[i]);
+      if (!std::isfinite(slot.points[i])) return false;
+    }
     slot.rows = static_cast<int>(count / {UPPER}_OUTPUTS);
     writing_ = middle_.exchange(writing_ | kNew, std::memory_order_acq_rel) & kSlot;
     return true;
@@ -494,7 +498,7 @@ CallbackReturn {class}::on_configure(const rclcpp_lifecycle::State &)
     "~/reference", rclcpp::QoS(1).reliable(), [this, node](const std_msgs::msg::Float64MultiArray::SharedPtr message) {
       if (!reference_.write(message->data.data(), message->data.size()))
         RCLCPP_WARN(
-          node->get_logger(), "a reference of %zu numbers is refused: it must be rows of %d, at most %d",
+          node->get_logger(), "a reference of %zu numbers is refused: it must be rows of %d finite numbers, at most %d",
           message->data.size(), {UPPER}_OUTPUTS, Reference::kRows);
     });
   return CallbackReturn::SUCCESS;

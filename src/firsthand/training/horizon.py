@@ -39,10 +39,14 @@ class Horizon:
         return min(IMAGINED * self.steps, self.longest)
 
     def update(self, record: EpisodeRecord) -> float:
-        """Learn how long the trajectories of an episode under this horizon were; the share that ended early."""
+        """Learn how long the trajectories of an episode under this horizon were; the share that ended early.
+
+        Trajectories that never began, as after a failure of the robot, say nothing about how long it stays up.
+        """
         lengths = record.valid.sum(axis=1)
-        share = float(np.mean(lengths < min(self.steps, record.valid.shape[1])))
-        if not self.adaptive:
+        lengths = lengths[lengths > 0]
+        share = float(np.mean(lengths < min(self.steps, record.valid.shape[1]))) if len(lengths) else 1.0
+        if not self.adaptive or not len(lengths):
             return share
         falls = round(share * len(lengths))
         stands = float(lengths.sum()) / falls if falls else math.inf

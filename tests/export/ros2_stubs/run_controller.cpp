@@ -81,6 +81,10 @@ int main()
       topic->callback(message);
       step = 0;
     }
+    if (k == 30) {  // one that is not finite is refused, too: the one before goes on
+      message->data[1] = NAN;
+      topic->callback(message);
+    }
     for (int i = 0; i < TOY_MEASURED; i++) measured[i] = std::cos(0.07 * k + i);
     const bool missing = k == 100 || k == 101;
     if (missing) measured[1] = NAN;

@@ -18,9 +18,12 @@ from firsthand.optim import roll_out
 from firsthand.robots.base import neutral, operating_point
 from firsthand.robots.gymnasium import GymnasiumTask
 from firsthand.tasks import StepCost
+from firsthand.tasks.box import GoalBox
 from firsthand.tasks.goals import StepState
+from firsthand.tasks.set_points import SetPointReferences
 from firsthand.training.learning import fit_settings
 from firsthand.training.presets import preset
+from firsthand_onboard import PlanarChain, PlanarJoint
 from firsthand_onboard.features import observation
 from firsthand_onboard.gate_limits import GateLimits, assumed_neutral
 from firsthand_onboard.spec import SpecError
@@ -239,6 +242,20 @@ def test_without_anything_to_follow_the_reference_holds_the_middle():
     np.testing.assert_array_equal(goal, np.zeros((3, 1)))
     above, below = task.evaluation(1.0)
     assert float(above.start[0]) == -float(below.start[0]) == pytest.approx(0.1)
+
+
+def test_set_points_of_a_tip_are_places_of_the_tip(toy_spec):
+    """Goals are poses of the joints; what is held is where they put the tip, also where both have two numbers."""
+    chain = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 1.0), PlanarJoint("revolute", 0.5)))
+    reference = dataclasses.replace(toy_spec.reference, space="position", profile="hold")
+    spec = dataclasses.replace(toy_spec, kinematics=chain, reference=reference)
+    (path,) = SetPointReferences(spec, GoalBox((-1.0, 0.0), (1.0, 1.0)), (0.0, 0.5))(1.0)
+    np.testing.assert_allclose(path.start, [0.0, 0.5])
+    first, second = 0.5, 0.5 + 0.75  # three quarters of both ranges; a positive angle turns down
+    tip = [np.cos(first) + 0.5 * np.cos(second), -np.sin(first) - 0.5 * np.sin(second)]
+    np.testing.assert_allclose(path.points[0], tip)
+    above, _ = SetPointReferences(spec, GoalBox((0.0, 0.0), (0.0, 0.0)), (0.0, 0.0))(1.0)
+    np.testing.assert_allclose(above.points[-1], [1.5, 0.0])
 
 
 def test_the_documented_file():

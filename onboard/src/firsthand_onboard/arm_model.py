@@ -72,7 +72,7 @@ class ArmModel:
             path: the file. Meshes, inertias and includes are not looked at.
             tip: name of the link that is tracked.
             base: name of the link in whose frame it is tracked.
-            lever: 0 tracks the position; above 0 also the orientation, a radian counting as so many metres.
+            lever: 0 tracks the position; above 0 also the orientation, counting this many metres per radian.
             limits: lower and upper limit by name of the joint, in place of the file's. Continuous joints need them.
             fixed: positions of joints that never move, by name.
         """

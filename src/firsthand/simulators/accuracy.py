@@ -82,7 +82,7 @@ def _last(plant: LearnedPlant, measured, commands, starts, steps: int):
 def open_loop(
     plant: LearnedPlant, held_out: Sequence[Series], linear: LinearModel | None = None, *, every: int = 1
 ) -> list[Accuracy]:
-    """The errors at each horizon for which the held-out stretches are long enough; a window every so many rows."""
+    """The errors at each horizon for which the held-out stretches are long enough; with evenly spaced windows."""
     spec = plant.spec
     found: list[Accuracy] = []
     if not held_out:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.kinematics import output_of_positions
 
 from .base import EvaluationReference
 from .box import MARGIN, GoalBox, start_of
@@ -46,14 +47,22 @@ class SetPointReferences:
         """The references; there is no speed to them."""
         low, high = np.asarray(self.box.low, float), np.asarray(self.box.high, float)
         steps, spec = self.spec.reference.steps, self.spec
+        middle = (low + high) / 2
         if (high > low).any():
-            points = np.concatenate([np.repeat((low + share * (high - low))[None], steps, axis=0) for share in SHARES])
-            return (EvaluationReference("set-points", points, start_of(spec, (low + high) / 2, self.home)),)
-        points, half = np.repeat(low[None], 2 * steps, axis=0), np.asarray(spec.limits.position_high) - self.home
+            goals = np.stack([low + share * (high - low) for share in SHARES])
+            start = middle if spec.reference.space == "position" else start_of(spec, middle, self.home)
+            return (EvaluationReference("set-points", np.repeat(self._outputs(goals), steps, axis=0), start),)
+        points = np.repeat(self._outputs(low[None]), 2 * steps, axis=0)
+        half = np.asarray(spec.limits.position_high) - self.home
         return tuple(
             EvaluationReference(name, points, np.asarray(self.home) + side * OFFSET * half)
             for name, side in (("from above", 1.0), ("from below", -1.0))
         )
+
+    def _outputs(self, goals: np.ndarray) -> np.ndarray:
+        """What is tracked at goals `(count, goal)`, which are positions of the joints for the tip of a chain."""
+        in_position = self.spec.reference.space == "position"
+        return np.asarray(output_of_positions(self.spec.kinematics, goals) if in_position else goals)
 
     def speed(self) -> float:
         """A nominal one, for what is asked per unit of time."""

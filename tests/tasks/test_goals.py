@@ -191,6 +191,7 @@ GIVEN = GymnasiumTask(
             "Effort.weight has 2 entries, but must be one number or 1, one per command",
         ),
         ({"goal": goals.Power((1.0, 2.0))}, "Power.scale has 2 entries"),
+        ({"rate": 1.0, "goal": goals.Track((1.0, 2.0))}, "Track.scale has 2 entries, .* one per tracked output"),
         ({"goal": goals.Upright("level"), "length_scale": 1.0}, "length_scale and weight belong to the default goal"),
         ({"rate": 1.0, "length_scale": (1.0, 2.0)}, "length_scale has 2 entries, .* one per tracked output"),
         ({"rate": 1.0, "change_weight": (0.1, 0.2)}, "change_weight has 2 entries, .* one per command"),

@@ -27,7 +27,7 @@ from ..plants.sensors import Sensors
 from ..tasks.base import Task
 from ..tasks.box import BoxGoals, BoxReferences, CheckedGoals, CheckedReferences, GoalBox, GoalTours
 from ..tasks.cost import StepCost
-from ..tasks.goals import AbstractGoal, Cost, Residuals, Track
+from ..tasks.goals import AbstractGoal, Cost, Residuals, Track, check_weights
 from ..tasks.set_points import SetPointReferences, SetPoints
 from ..units import error_unit
 from .environment import GymnasiumRobot, environment_name
@@ -299,7 +299,10 @@ def _derive(source: GymnasiumTask) -> Task:
     if goal is None:
         scale = source.length_scale
         scale = _one_or_more(_rounded(0.6 * spread)) if scale is None else _weights(scale)
-        goal = Track(scale, _weights(source.weight))
+        weight = _weights(source.weight)
+        check_weights("length_scale", scale, spec.num_outputs, "tracked output", positive=True)
+        check_weights("weight", weight, spec.num_outputs, "tracked output")
+        goal = Track(scale, weight)
     return Task(
         spec=spec,
         cost=StepCost(spec, goal, _weights(source.change_weight), _weights(source.limit_weight)),

@@ -115,6 +115,7 @@ def tracking_cost(
     limit_margin: float = 0.2,
 ) -> StepCost:
     """The cost of a robot whose tracked output follows references; `length_scale` is L, see `goals.Track`."""
+    check_weights("length_scale", length_scale, spec.num_outputs, "tracked output", positive=True)
     return StepCost(spec, Track(length_scale), change_weight, limit_weight, limit_power, limit_margin)
 
 

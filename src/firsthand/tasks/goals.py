@@ -134,8 +134,8 @@ class Track(AbstractGoal):
 
     def check(self, spec: ControlSpec) -> None:
         """Scales and weights are as many as outputs."""
-        check_weights("length_scale", self.scale, spec.num_outputs, "tracked output", positive=True)
-        check_weights("weight", self.weight, spec.num_outputs, "tracked output")
+        check_weights("Track.scale", self.scale, spec.num_outputs, "tracked output", positive=True)
+        check_weights("Track.weight", self.weight, spec.num_outputs, "tracked output")
 
     def residuals(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, " n"]:
         """The tracking error in scales."""
@@ -321,6 +321,8 @@ class Sum(AbstractGoal):
 
 def check_weights(name: str, weights: Weights, size: int, of: str, *, positive: bool = False) -> None:
     """Raise `UserError` unless these are sound weights, one or `size` of them."""
+    if not isinstance(weights, int | float | tuple):
+        raise UserError(f"{name} is {weights!r}, but must be a number, or a tuple of {size}, one per {of}.")
     values = weights if isinstance(weights, tuple) else (weights,)
     if isinstance(weights, tuple) and len(weights) != size:
         raise UserError(f"{name} has {len(weights)} entries, but must be one number or {size}, one per {of}.")

@@ -70,7 +70,6 @@ def test_short_pushes_of_a_robot_that_falls_show_its_dead_time(delay: int) -> No
         truth = Truth(delay=delay, gain=0.3, limit=0.3)
         robot, wanted = UnstableRobot(truth, seed=seed), InspectionSettings(2.0, 0.5, seed)
         recording = excite(robot, wanted)
-        assert max(push.steps for push in recording.pushes if push.randomized) <= 10
         found = conclude("probe", robot.task.spec, wanted, recording).findings.channels[0]
         assert found.dead_time_steps in (delay, delay + 1)
 

@@ -166,7 +166,10 @@ def test_a_chain_travels_in_the_specification():
 def test_the_robots_own_policy_is_the_learners(lever):
     spec = arm_spec(read(SEVEN, lever=lever).chain)
     rng = np.random.default_rng(3)
-    layers = [tuple(rng.normal(size=shape).astype(np.float32) for shape in shapes) for shapes in expected_shapes(spec)]
+    layers = [
+        (rng.normal(size=weight).astype(np.float32), rng.normal(size=bias).astype(np.float32))
+        for weight, bias in expected_shapes(spec)
+    ]
     policy = NumpyPolicy(spec, layers)
     for _ in range(20):
         state = rng.uniform(-1, 1, spec.layout.size).astype(np.float32)

@@ -291,7 +291,10 @@ def test_evaluation_leads_a_robot_that_cannot_be_placed() -> None:
     # A policy that commands the reference now: half range 2 · tanh(…), nearly linear for small weights.
     error = spec.layout.size
     layers = [(np.zeros((2, spec.observation_size), np.float32), np.zeros(2, np.float32))]
-    layers[0][0][0, 0], layers[0][0][0, error] = 1e-3 * spec.scales.measured_scale[0], 1e-3 * spec.scales.error
+    layers[0][0][0, 0], layers[0][0][0, error] = (
+        1e-3 * spec.scales.measured_scale[0],
+        1e-3 * float(np.max(spec.scales.error)),
+    )
     layers.append((np.asarray([[500.0, 0.0]], np.float32), np.zeros(1, np.float32)))
     (record,) = robot.follow(Policy(jax.tree.map(jax.numpy.asarray, tuple(layers)), spec), (reference,))
     assert record.measured[0, 0, 0] == pytest.approx(2 * np.tanh(reference.points[0, 0] / 2), abs=1e-3)

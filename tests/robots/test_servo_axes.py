@@ -42,6 +42,7 @@ def test_commands_in_other_units_and_without_velocities():
 
 def test_the_example_arm_trains():
     source = find_robot(f"{ROOT / 'examples' / 'urdf_arm.py'}:task", approve=True).source
+    assert isinstance(source, fh.GymnasiumTask)
     small = dataclasses.replace(source, hidden=(8,), steps=20, trajectories=2, preview=(2, 4))
     run = fh.train(small, episodes=2, preset="paper-exact", settings={"model.steps": 20})
     assert len(run.metrics) == 2

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from .arrays import namespace
-from .serial_chain import serial_error, serial_jacobian, serial_output, serial_points
-from .spec import CHAINS, Chain, ControlSpec, Kinematics, PlanarChain, SerialChain, SpecError
+from .serial_chain import SerialChain, serial_error, serial_jacobian, serial_output, serial_points
+from .spec import CHAINS, Chain, ControlSpec, Kinematics, PlanarChain, SpecError
 
 
 def chain_points(chain: Chain, position: Any) -> Any:

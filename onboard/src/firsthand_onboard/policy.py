@@ -9,8 +9,8 @@ import numpy as np
 
 from .arrays import constant, namespace
 from .features import observation
-from .serial_chain import serial_output_at
-from .spec import ControlSpec, SelectedOutput, SerialChain, SpecError
+from .serial_chain import SerialChain, serial_output_at
+from .spec import ControlSpec, SelectedOutput, SpecError
 
 Layer = tuple[Any, Any]
 """Weight `(out, in)` and bias `(out,)` of one layer."""

@@ -73,6 +73,7 @@ def test_a_controller_that_cannot_be_identified_is_no_controller(conclude):
     assert finding.verdict is Verdict.PASS
 
 
+@pytest.mark.slow
 def test_the_pid_is_compared_on_a_robot_from_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_seed_without_a_sound_start_does_not_change_the_others(task, monkeypat
         group.run_episode()
 
 
+@pytest.mark.slow
 def test_refinement_is_the_trainers(task):
     """From the second episode on, where something was predicted: seeds one after the other, and the same numbers."""
     fast: dict[str, Any] = {

@@ -40,6 +40,7 @@ def test_commands_in_other_units_and_without_velocities():
     assert axes.step(np.asarray([10.0]))[0] == pytest.approx([5.5])  # half a step at speed, as it speeds up
 
 
+@pytest.mark.slow
 def test_the_example_arm_trains():
     source = find_robot(f"{ROOT / 'examples' / 'urdf_arm.py'}:task", approve=True).source
     assert isinstance(source, fh.GymnasiumTask)

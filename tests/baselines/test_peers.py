@@ -15,6 +15,7 @@ from firsthand.robots.simulated import SimulatedRobot
 from firsthand_lab.baselines import compare, pid, rows
 from firsthand_lab.baselines.ledger import CURVES, FACTS, MARKS, PATHS, peak_memory_mb
 from firsthand_lab.baselines.registry import OURS, PEERS, select_peers
+from firsthand_lab.baselines.sb3 import FROM_SBX
 from firsthand_lab.baselines.setup import plant_and_task
 from firsthand_lab.baselines.view import RobotView
 from firsthand_lab.experiments import Result, Size, files, worker
@@ -48,7 +49,7 @@ def test_the_engineers_controller_follows():
 
 
 def test_unknown_peers_are_answered_with_the_known_ones():
-    with pytest.raises(UserError, match=r"'ppp' \(did you mean 'ppo'\?\); known are pid, ppo, sac"):
+    with pytest.raises(UserError, match=r"'ppp' \(did you mean 'ppo'\?\); known are pid, deepc, koopman"):
         select_peers("pid,ppp")
     with pytest.raises(UserError, match="empty"):
         select_peers(" , ")
@@ -222,7 +223,9 @@ def test_every_peer_has_a_runner_that_exists():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ours", "paper", "still", "pid", "imagination", "tdmpc2"])
+@pytest.mark.parametrize(
+    "name", ["ours", "paper", "still", "pid", "deepc", "koopman", "neural-mpc", "residual", "imagination", "tdmpc2"]
+)
 def test_a_peer_leaves_its_books(name, tmp_path):
     _, task = plant_and_task("excavator", tiny=True)
     comparison = compare.PeerComparison("excavator", task, select_peers(name), 2)
@@ -232,7 +235,7 @@ def test_a_peer_leaves_its_books(name, tmp_path):
         result = Result(job, study.folder(job))
     row = rows.row_of(PEERS[name], [result], task)
     assert np.isfinite([row.random_m, row.shapes_m, row.computing_s, row.act_ms, row.memory_mb]).all()
-    assert (row.updates > 0) == (name not in ("pid", "still"))
+    assert (row.updates > 0) == (name not in ("pid", "deepc", "koopman", "still"))
     assert list(result.csv(CURVES)["episode"]) == [1, 2]
 
 
@@ -262,9 +265,11 @@ def test_an_interrupted_tdmpc2_goes_on_to_the_same_end(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", "sac", "crossq", "droq", "simba", "mbpo"])
 def test_the_peers_of_stable_baselines_leave_their_books(algorithm, tmp_path):
     pytest.importorskip("stable_baselines3", reason="the extra `peers` is not installed")
+    if algorithm in FROM_SBX:
+        pytest.importorskip("sbx", reason="the extra `peers` is not installed")
     test_a_peer_leaves_its_books(algorithm, tmp_path)
 
 

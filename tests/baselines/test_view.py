@@ -1,18 +1,23 @@
 """The robot that peers learn on is the robot that we learn on."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from firsthand import models
 from firsthand.evaluation import evaluate, tracking_metrics
-from firsthand.models import Policy
+from firsthand.models import Dynamics, Observer, Policy
 from firsthand.plants.sensors import Sensors, sense
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand_lab.baselines import view as views
-from firsthand_lab.baselines.ours import PolicyController
+from firsthand_lab.baselines.observed import goes_on, read_observation
+from firsthand_lab.baselines.ours import PolicyController, RobotController
+from firsthand_lab.baselines.pid import follow_episode
 from firsthand_lab.baselines.setup import plant_and_task
 from firsthand_lab.baselines.view import RobotView, Stepper
+from firsthand_onboard.features import next_state, observation
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +100,40 @@ def test_a_view_that_was_stored_goes_on_the_same(setup):
     other.restore(one.snapshot())
     np.testing.assert_array_equal(trajectory(one, second), trajectory(other, second))
     assert one.errors == other.errors
+
+
+def test_what_a_policy_sees_can_be_read_back(setup):
+    _, task = setup
+    spec, rng = task.spec, np.random.default_rng(0)
+    state = rng.normal(0.0, 0.3, spec.layout.size)
+    points = rng.normal(0.0, 1.0, (1 + len(spec.preview), spec.num_outputs))
+    found, there = read_observation(spec, np.asarray(observation(spec, state, points)))
+    np.testing.assert_allclose(found, state, atol=1e-9)
+    np.testing.assert_allclose(there, points, atol=1e-9)
+    sent, measured = rng.uniform(-1, 1, 4), rng.normal(0.0, 0.3, 8)
+    after = np.asarray(next_state(spec.layout, state, sent, measured))
+    assert goes_on(spec, state, sent, after)
+    assert not goes_on(spec, state, sent + 0.1, after)
+    assert not goes_on(spec, state + 0.1, sent, after)
+
+
+def test_our_policy_is_tested_behind_its_observer_as_it_is_trained(setup):
+    plant, task = setup
+    policy = Policy.random(task.spec, key=jax.random.key(3), last_gain=0.5)
+    observer = Observer.register(Dynamics.random(task.spec, (8,), key=jax.random.key(4)))
+    observer = eqx.tree_at(lambda o: o.parameters.gain, observer, 0.6 * observer.parameters.gain)
+    controller = models.Controller(policy, observer)
+    robot, view = SimulatedRobot(plant, task, seed=0), RobotView(plant, task, seed=0)
+    rng = np.random.Generator(np.random.Philox(key=[0, 0]))
+    record = robot.run_episode(controller, task.sample_goals(rng, robot.measured(), task.trajectories))
+    follow_episode(view, RobotController(controller))
+    # The next reference begins where the observer believes the robot to be, so that only the first one is the same.
+    np.testing.assert_allclose(view.records[0].commands, record.commands[:1], atol=2e-3)
+    register = robot_commands(plant, task, models.Controller(policy))
+    assert np.abs(register - record.commands)[0].max() > 0.01  # the observer does something
+
+
+def robot_commands(plant, task, controller) -> np.ndarray:
+    robot = SimulatedRobot(plant, task, seed=0)
+    rng = np.random.Generator(np.random.Philox(key=[0, 0]))
+    return robot.run_episode(controller, task.sample_goals(rng, robot.measured(), task.trajectories)).commands

@@ -19,7 +19,10 @@ def must_not_run(*arguments):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"peers": "pid,pdi"}, r"no peer 'pdi' \(did you mean 'pid'\?\); known are pid, ppo, sac"),
+        (
+            {"peers": "pid,pdi"},
+            r"no peer 'pdi' \(did you mean 'pid'\?\); known are pid, deepc, koopman",
+        ),
         ({"peers": "ours"}, "peers is 'ours', but must name at least one besides ours"),
         ({"peers": "imagination", "episodes": 0}, "episodes is 0, but must be at least 1"),
         ({"peers": "imagination", "seeds": 0}, "seeds is 0"),

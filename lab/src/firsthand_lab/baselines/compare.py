@@ -35,6 +35,7 @@ from .rows import (
     row_of,
     run_columns,
     test_columns,
+    where_peers_win,
 )
 
 GOAL, GOAL_COMPUTING = 5.0, 50.0
@@ -152,6 +153,7 @@ class PeerComparison(Experiment):
     def _text(self, rows: list[Row], runs: Runs) -> str:
         minutes = self.episodes * self.task.episode_s / 60
         parts = [
+            where_peers_win(runs, rows),
             f"Every controller had {minutes:.0f} minutes of robot time ({self.episodes} episodes, where the table does "
             f"not say fewer) on {self.robot}, with the same observations, control rate and cost, and goals from the "
             "same random numbers; a reference begins where its controller has left the machine. Errors are of the "
@@ -165,7 +167,7 @@ class PeerComparison(Experiment):
             f"{DROP:g} times the median error of the ten before. Ours and its imagined variant know the cost and the "
             "kinematics as functions, that positions are integrals of velocities, and how commands are remembered, and "
             "imagine motions from rest, as the tests begin; late in a run they steepen the joint-limit term of the "
-            "cost. pid knows the kinematics; the others get the cost as a number per step.",
+            "cost. The table says what each of the others is told.",
             *(extrapolate(found, rows[0].random_m, self.task) for peer, found in runs if peer.name == "ppo"),
             *(f"{row.peer.title}: {row.setting}." for row in rows),
             *(

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from firsthand.controllers import GainSearch, design_controller, run_by_hand
-from firsthand.evaluation.metrics import whole_error
+from firsthand.evaluation.metrics import outside_share, whole_error
 from firsthand.robots import AbstractRobot
 from firsthand.robots.base import EpisodeRecord, neutral
 from firsthand.training import MemoryRecorder, Trainer, TrainingConfig
+
+from .episodic import EpisodicLearner
 
 TEST_SEED = 999
 OnEpisode = Callable[[int, float], None]
@@ -28,25 +30,32 @@ class Books:
     """What one way to control a robot has left."""
 
     episodes: list[dict[str, Any]] = field(default_factory=list)
-    """`episode`, `error`, `valid` (share of the steps that happened) and `robot_min`, robot time so far."""
+    """`episode`, `error`, `valid` (share of the steps that happened), `outside` (share of them at which a position was
+    outside its limits) and `robot_min`, robot time so far."""
     tests: list[dict[str, Any]] = field(default_factory=list)
-    """`episode`, `error` and `valid` of a test."""
+    """The same of tests. Their own time does not count into `robot_min`."""
     notes: str = ""
     robot_min: float = 0.0
 
     def add(self, episode: int, robot: AbstractRobot, record: EpisodeRecord) -> float:
         """An episode of robot time is over; its error."""
-        spec = robot.task.spec
-        self.robot_min += float(record.valid.sum()) * spec.period_s / 60
-        error = whole_error(spec, record)
-        valid = float(record.valid.mean())
-        self.episodes.append({"episode": episode, "error": error, "valid": valid, "robot_min": self.robot_min})
-        return error
+        self.robot_min += float(record.valid.sum()) * robot.task.spec.period_s / 60
+        self.episodes.append(self._row(episode, robot, record))
+        return self.episodes[-1]["error"]
 
     def test(self, episode: int, robot: AbstractRobot, record: EpisodeRecord) -> None:
         """What came of a test, whose time does not count."""
-        error, valid = whole_error(robot.task.spec, record), float(record.valid.mean())
-        self.tests.append({"episode": episode, "error": error, "valid": valid})
+        self.tests.append(self._row(episode, robot, record))
+
+    def _row(self, episode: int, robot: AbstractRobot, record: EpisodeRecord) -> dict[str, Any]:
+        spec = robot.task.spec
+        return {
+            "episode": episode,
+            "error": whole_error(spec, record),
+            "valid": float(record.valid.mean()),
+            "outside": outside_share(spec, record),
+            "robot_min": self.robot_min,
+        }
 
 
 def test_goals(robot: AbstractRobot) -> np.ndarray:
@@ -86,6 +95,33 @@ def tune(robot: AbstractRobot, episodes: int, marks: Sequence[int], seed: int, o
         if episode in marks or episode == max(episodes, spent + len(found.factors)):
             books.test(episode, robot, run_by_hand(robot, found.make(search.best), test_goals(robot)))
     books.notes = f"{found.kind}; {found.robot_time_s / 60:.1f} min of inspection; {search.best:g} × the rule's gains"
+    return books
+
+
+def learn_episodes(
+    robot: AbstractRobot,
+    learner: EpisodicLearner,
+    episodes: int,
+    marks: Sequence[int],
+    seed: int,
+    on_episode: OnEpisode,
+) -> Books:
+    """Excite the robot, then an episode per controller that the learner makes; its best is tested at the marks."""
+    books, task = Books(), robot.task
+    learner.excite(robot)
+    books.robot_min = learner.robot_time_s / 60
+    spent = math.ceil(learner.robot_time_s / task.episode_s)
+    last = max(episodes, spent + 1)
+    for episode in range(spent + 1, last + 1):
+        rng = np.random.Generator(np.random.Philox(key=[seed, episode]))
+        goals = task.sample_goals(rng, robot.measured(), task.trajectories)
+        record = run_by_hand(robot, learner.make(), goals)
+        error = books.add(episode, robot, record)
+        learner.learn([record], error)
+        on_episode(min(episode, episodes), error)
+        if episode in marks or episode == last:
+            books.test(episode, robot, run_by_hand(robot, learner.make_best(), test_goals(robot)))
+    books.notes = learner.setting
     return books
 
 

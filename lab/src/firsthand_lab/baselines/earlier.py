@@ -104,7 +104,7 @@ def job(approach: str, seed: int, *, steps: int, speeds: tuple[float, ...], tiny
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Train in simulation, then run on the machine; an interrupted job begins anew."""
-    require()
+    require("ppo")
     import torch
 
     torch.set_num_threads(1)

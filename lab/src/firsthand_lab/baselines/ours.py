@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from firsthand import models
 from firsthand.agent import Experience
 from firsthand.evaluation import tracking_metrics
 from firsthand.models import Policy
@@ -16,10 +17,13 @@ from firsthand.robots.simulated import SimulatedRobot
 from firsthand.tasks import Task
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.learning import Learner, prepare_experience
+from firsthand_onboard import NumpyController
+from firsthand_onboard.features import command_feature
 from firsthand_onboard.policy import NumpyPolicy
 
 from ..experiments.base import Report
 from .ledger import Ledger
+from .observed import goes_on, read_observation
 from .setup import plant_and_task
 from .view import Controller, Stepper, decision_ms
 
@@ -59,14 +63,52 @@ class PolicyController(Controller):
         return seen
 
 
+class RobotController(Controller):
+    """Our policy with its observer and its base, as a robot runs them; an estimate and a memory per robot."""
+
+    def __init__(self, controller: models.Controller) -> None:
+        self.controller, self.spec = controller, controller.spec
+        self.robots: list[NumpyController] = []
+        self.last: list[tuple[np.ndarray, np.ndarray] | None] = []
+
+    def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Actions in [-1, 1]."""
+        if len(self.robots) != len(seen):
+            self.robots = [self.controller.for_robot() for _ in seen]
+            self.last = [None] * len(seen)
+        return np.stack([self._one(i, row, bool(first[i])) for i, row in enumerate(seen)])
+
+    def _one(self, i: int, seen: np.ndarray, first: bool) -> np.ndarray:
+        state, points = read_observation(self.spec, seen)
+        (policy, observer), last, single = self.robots[i], self.last[i], state.astype(np.float32)
+        motion = last is None or (first and not goes_on(self.spec, *last, state))
+        if observer is not None:
+            if last is None or motion:
+                observer.start_motion(single)
+            else:
+                observer.observe(last[1].astype(np.float32), single[: self.spec.layout.num_measured])
+        estimate = single if observer is None else observer.state
+        if first or motion:
+            policy.begin(estimate, motion=motion)
+        command = np.array(policy(estimate, points.astype(np.float32)), float)
+        self.last[i] = state, command
+        return np.asarray(command_feature(self.spec, command), np.float32)
+
+
+def test_controller(controller: models.Controller) -> Controller:
+    """What is tested of ours: the newest policy, behind its observer where one is in use."""
+    plain = controller.observer is None and controller.policy.control is None
+    return PolicyController(controller.policy) if plain else RobotController(controller)
+
+
 def size(tree: Any) -> int:
     """Numbers in a pytree."""
     return sum(int(leaf.size) for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array)))
 
 
-def acting_s(policy: Policy, task: Task) -> float:
+def acting_s(controller: models.Controller, task: Task) -> float:
     """The time of an episode's decisions: the simulated robot makes them within its own compiled step."""
-    return task.trajectories * task.steps * decision_ms(PolicyController(policy), task.spec) / 1e3
+    return task.trajectories * task.steps * decision_ms(test_controller(controller), task.spec) / 1e3
 
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
@@ -94,15 +136,15 @@ def _run(
     ledger = Ledger(folder, Stepper(plant, task), parameters["marks"], report)
     robot = Timed(plant, task, seed=config.seed)
     trainer = Trainer(robot, config, learner=learner, keep_going=True)
-    acting, updates = acting_s(trainer.state.policy, task), 0
+    updates = 0
     while trainer.episode < config.episodes:
         began = time.process_time() - robot.simulation_s
         episode = trainer.run_episode()
-        computing = acting + time.process_time() - robot.simulation_s - began
+        computing = acting_s(trainer.state.controller, task) + time.process_time() - robot.simulation_s - began
         updates += episode.metrics["steps_taken"] + config.settings.model.steps
         error = tracking_metrics(task.spec, (episode.record,)).mean_error  # every step counts, as for the peers
         ledger.episode(trainer.episode, error, computing, updates)
-        ledger.test(trainer.episode, PolicyController(trainer.state.policy))
+        ledger.test(trainer.episode, test_controller(trainer.state.controller))
     ledger.describe(parameters=size((trainer.state.policy.layers, trainer.state.dynamics)), setting=says)
 
 

@@ -34,14 +34,21 @@ class Peer:
     max_seeds: int = MAX_SEEDS
     few_tests: bool = False
     """Whether a test costs so much that only the middle and the end are tested."""
+    told: str = "nothing but rewards"
+    """What it must be told of robot and task besides limits, observations and control rate."""
+    limits: str = "commands by clipping; joints by a cost"
+    """How it keeps limits."""
     require: Callable[[Task, int], None] = lambda task, episodes: None
     """Raises `UserError` where something is not installed, or the robot or the number of episodes will not do."""
 
 
-def _sb3(task: Task, episodes: int) -> None:
-    from .sb3 import require
+def _sb3(algorithm: str) -> Callable[[Task, int], None]:
+    def check(task: Task, episodes: int) -> None:
+        from .sb3 import require
 
-    require()
+        require(algorithm)
+
+    return check
 
 
 def _dreamerv3(task: Task, episodes: int) -> None:
@@ -50,23 +57,115 @@ def _dreamerv3(task: Task, episodes: int) -> None:
     require()
 
 
+def _episodic(name: str) -> Callable[[Task, int], None]:
+    def check(task: Task, episodes: int) -> None:
+        from .episodic import require
+
+        require(name, task, episodes)
+
+    return check
+
+
 def _pid(task: Task, episodes: int) -> None:
     from .pid import require
 
     require(task, episodes)
 
 
+_COST = "kinematics and cost as functions"
+_PREDICTIVE = "kinematics, weights of the cost"
+_CONSTRAINTS = "commands and their rates exactly; joints over the horizon, softly"
 _HERE = __name__.rpartition(".")[0]
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=5, own=True),
-        Peer("pid", "PI + feed-forward", f"{_HERE}.pid:run", seconds=6, require=_pid),
-        Peer("ppo", "PPO", f"{_HERE}.sb3:run", seconds=5, extra=(("algorithm", "ppo"),), require=_sb3),
-        Peer("sac", "SAC", f"{_HERE}.sb3:run", seconds=30, extra=(("algorithm", "sac"),), require=_sb3),
-        Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=5, own=True),
-        Peer("paper", "ours (paper)", f"{_HERE}.ours:run", seconds=3, extra=(("preset", "paper"),), own=True),
-        Peer("still", "standing still", f"{_HERE}.still:run", seconds=2, max_seeds=1, own=True),
+        Peer(OURS, "ours (fast)", f"{_HERE}.ours:run", seconds=5, own=True, told=_COST),
+        Peer(
+            "pid",
+            "PI + feed-forward",
+            f"{_HERE}.pid:run",
+            seconds=6,
+            told="the kinematics",
+            limits="commands by clipping; joints' reference inside",
+            require=_pid,
+        ),
+        Peer(
+            "deepc",
+            "DeePC",
+            f"{_HERE}.episodic:run",
+            seconds=8,
+            extra=(("learner", "deepc"),),
+            told=_PREDICTIVE,
+            limits=_CONSTRAINTS,
+            require=_episodic("deepc"),
+        ),
+        Peer(
+            "koopman",
+            "Koopman MPC",
+            f"{_HERE}.episodic:run",
+            seconds=8,
+            extra=(("learner", "koopman"),),
+            told=_PREDICTIVE,
+            limits=_CONSTRAINTS,
+            require=_episodic("koopman"),
+        ),
+        Peer(
+            "neural-mpc",
+            "our model in MPC",
+            f"{_HERE}.episodic:run",
+            seconds=15,
+            extra=(("learner", "neural-mpc"),),
+            told=_COST,
+            limits="commands over the horizon; joints by a cost",
+            require=_episodic("neural-mpc"),
+        ),
+        Peer(
+            "residual",
+            "residual, BPTT",
+            f"{_HERE}.episodic:run",
+            seconds=20,
+            extra=(("learner", "residual"),),
+            told=_COST + ", a PI controller",
+            require=_episodic("residual"),
+        ),
+        *(
+            Peer(name, title, f"{_HERE}.sb3:run", seconds=s, extra=(("algorithm", name),), require=_sb3(name))
+            for name, title, s in (
+                ("ppo", "PPO", 5),
+                ("sac", "SAC", 30),
+                ("crossq", "CrossQ", 30),
+                ("droq", "DroQ", 60),
+                ("simba", "SimBa", 30),
+            )
+        ),
+        Peer(
+            "mbpo",
+            "MBPO, our model",
+            f"{_HERE}.mbpo:run",
+            seconds=60,
+            told=_COST,
+            require=_sb3("mbpo"),
+        ),
+        Peer("imagination", "ours, imagined", f"{_HERE}.ours:run_imagination", seconds=5, own=True, told=_COST),
+        Peer(
+            "paper",
+            "ours (paper)",
+            f"{_HERE}.ours:run",
+            seconds=3,
+            extra=(("preset", "paper"),),
+            own=True,
+            told=_COST,
+        ),
+        Peer(
+            "still",
+            "standing still",
+            f"{_HERE}.still:run",
+            seconds=2,
+            max_seeds=1,
+            own=True,
+            told="nothing",
+            limits="does not move",
+        ),
         Peer(
             "dreamerv3",
             "DreamerV3, reduced",

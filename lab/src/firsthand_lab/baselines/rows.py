@@ -196,7 +196,42 @@ def as_text(rows: list[Row]) -> tuple[dict[str, list[str]], ...]:
             "MB": [_number(r.memory_mb) for r in rows],
             "gradient updates": [_number(r.updates) for r in rows],
         },
+        {
+            "what it takes": names,
+            "must be told": [r.peer.told for r in rows],
+            "limits": [r.peer.limits for r in rows],
+        },
     )
+
+
+def where_peers_win(runs: Runs, rows: list[Row]) -> str:
+    """A sentence that says in what others are better than ours; empty where in nothing."""
+    ours, others = rows[0], [row for row in rows[1:] if not row.peer.own]
+    found = []
+    tests = {peer.name: [r.csv(MARKS) for r in results if (r.folder / MARKS).exists()] for peer, results in runs}
+    for episode in sorted({int(e) for t in tests.get(ours.peer.name, []) for e in t["episode"]}):
+        errors = {}
+        for name, tables in tests.items():
+            at = [t["random_m"][t["episode"] == episode] for t in tables]
+            if at and all(len(a) for a in at):
+                errors[name] = float(np.median([a[0] for a in at]))
+        own = errors.get(ours.peer.name, math.inf)
+        better = [row.peer for row in others if errors.get(row.peer.name, math.inf) < own]
+        if better:
+            best = min(better, key=lambda peer: errors[peer.name])
+            found.append(
+                f"after {episode} episodes {best.title} has {100 * errors[best.name]:.3g} cm and ours {100 * own:.3g}"
+            )
+    least = min(others, key=lambda row: row.computing_s, default=None)
+    if least is not None and least.computing_s < ours.computing_s:
+        found.append(
+            f"{least.peer.title} takes least computing, {computing(least.computing_s)} per robot hour "
+            f"(ours {computing(ours.computing_s)})"
+        )
+    exact = [row.peer.title for row in others if "exactly" in row.peer.limits]
+    if exact:
+        found.append(f"{' and '.join(exact)} keep limits on changes of command, which ours does not know")
+    return f"Where a peer wins: {'; '.join(found)}." if found else ""
 
 
 def as_columns(rows: list[Row]) -> dict[str, list[Any]]:

@@ -1,7 +1,9 @@
-"""PPO and SAC of stable-baselines3 on the same robot, through Gymnasium.
+"""PPO and SAC of stable-baselines3, CrossQ, DroQ and SimBa of sbx, on the same robot, through Gymnasium.
 
 Settings are the published defaults; what is changed is in `SETTINGS` and goes into the table. Observations are in units
-of their scales, and PPO's observations and rewards are normalised by its package's own wrapper besides.
+of their scales. PPO's observations and rewards and SimBa's observations are normalised besides, by the package's own
+wrapper. sbx is the JAX counterpart of stable-baselines3, by its authors: DroQ is its SAC with dropout, layer norm and
+20 updates per step, SimBa its SAC with SimBa's residual networks.
 """
 
 # PyTorch and stable-baselines3 are the extra `peers`, which need not be installed.
@@ -23,18 +25,28 @@ SETTINGS = {
     "ppo": "defaults of stable-baselines3; observations and rewards normalised (VecNormalize); an update "
     "every 2048 steps, so that the steps after the last one are not learned from",
     "sac": "defaults of stable-baselines3; learning starts after one episode of random actions",
+    "crossq": "defaults of sbx; learning starts after one episode of random actions",
+    "droq": "SAC of sbx with dropout 0.01, layer norm, 20 updates per step and a policy update every 20th, as sbx "
+    "documents DroQ; learning starts after one episode of random actions",
+    "simba": "SAC of sbx with SimbaPolicy: one block of 128 for the policy, two of 256 for each of two critics, AdamW; "
+    "observations normalised (VecNormalize); learning starts after one episode of random actions",
 }
+FROM_SBX = ("crossq", "droq", "simba", "mbpo")
 
 
-def require() -> None:
+def require(algorithm: str) -> None:
     """Raise `UserError` where the packages are missing."""
     try:
         import stable_baselines3  # noqa: F401
         import torch  # noqa: F401
+
+        if algorithm in FROM_SBX:
+            import sbx  # noqa: F401
     except ImportError as error:
+        needs = "sbx, stable-baselines3" if algorithm in FROM_SBX else "stable-baselines3"
         raise UserError(
-            f"PPO and SAC need stable-baselines3 and PyTorch ({error.name} is missing): "
-            "run `make peers`, or install firsthand-lab[peers]."
+            f"{algorithm} needs {needs} and PyTorch ({error.name} is missing): run `make peers`, or "
+            "pip install -c constraints.txt -e 'lab[peers]'."
         ) from error
 
 
@@ -61,11 +73,50 @@ def environment(view: RobotView) -> Any:
     return RobotEnvironment()
 
 
+def make_model(algorithm: str, vector: Any, *, seed: int, first: int, steps: int, tiny: bool) -> tuple[Any, int]:
+    """The learner, and how many gradient steps it takes for each that its package counts.
+
+    `first` steps are random where the algorithm learns from a replay buffer of `steps`.
+    """
+    if algorithm == "ppo":
+        from stable_baselines3 import PPO
+
+        model: Any = PPO("MlpPolicy", vector, seed=seed, device="cpu", **({"n_steps": 64} if tiny else {}))
+        return model, 1 if tiny else -(-model.n_steps // model.batch_size)
+    options: dict[str, Any] = {"seed": seed, "device": "cpu", "learning_starts": first, "buffer_size": steps + 1}
+    if algorithm == "sac":
+        from stable_baselines3 import SAC
+
+        return SAC("MlpPolicy", vector, **options), 1
+    import optax
+    import sbx
+
+    if algorithm == "crossq":
+        return sbx.CrossQ("MlpPolicy", vector, **options), 1
+    if algorithm == "droq":
+        times = 2 if tiny else 20
+        networks: dict[str, Any] = {"dropout_rate": 0.01, "layer_norm": True}
+        options |= {"gradient_steps": times, "policy_delay": times}
+        return sbx.SAC("MlpPolicy", vector, policy_kwargs=networks, **options), 1
+    networks = {"optimizer_class": optax.adamw, "net_arch": {"pi": [128], "qf": [256, 256]}, "n_critics": 2}
+    return sbx.SAC("SimbaPolicy", vector, policy_kwargs=networks, **options), 1
+
+
+def count_parameters(model: Any, algorithm: str) -> int:
+    """Of policy and critics."""
+    if algorithm not in FROM_SBX:
+        return int(sum(p.numel() for p in model.policy.parameters() if p.requires_grad))
+    import jax
+
+    trees = (model.policy.actor_state.params, model.policy.qf_state.params)
+    return sum(int(leaf.size) for leaf in jax.tree.leaves(trees))
+
+
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     """Learn for the given robot time; an interrupted job begins anew, which costs minutes."""
-    require()
+    algorithm = parameters["algorithm"]
+    require(algorithm)
     import torch
-    from stable_baselines3 import PPO, SAC
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -75,20 +126,13 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     plant, task = plant_and_task(parameters["robot"], tiny=tiny)
     view = RobotView(plant, task, seed=parameters["seed"])
     ledger = Ledger(folder, view.stepper, parameters["marks"], report)
-    steps = parameters["episodes"] * task.trajectories * task.steps
+    per_episode = task.trajectories * task.steps
+    steps = parameters["episodes"] * per_episode
     watch = Stopwatch(view)
-    vector = DummyVecEnv([lambda: environment(view)])
-    if parameters["algorithm"] == "ppo":
-        vector = VecNormalize(vector)
-        changes: dict[str, Any] = {"n_steps": 64} if tiny else {}
-        model: Any = PPO("MlpPolicy", vector, seed=parameters["seed"], device="cpu", **changes)
-        passes = 1 if tiny else -(-model.n_steps // model.batch_size)
-    else:
-        first = task.trajectories * task.steps
-        model = SAC(
-            "MlpPolicy", vector, seed=parameters["seed"], device="cpu", learning_starts=first, buffer_size=steps + 1
-        )
-        passes = 1
+    vector: Any = DummyVecEnv([lambda: environment(view)])
+    if algorithm in ("ppo", "simba"):
+        vector = VecNormalize(vector, norm_reward=algorithm == "ppo")
+    model, passes = make_model(algorithm, vector, seed=parameters["seed"], first=per_episode, steps=steps, tiny=tiny)
 
     def act(seen: np.ndarray, first: np.ndarray) -> np.ndarray:
         if isinstance(vector, VecNormalize):
@@ -101,6 +145,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
         seen = 0
 
         def _on_step(self) -> bool:
+            ledger.show(view, f"{passes * model._n_updates} updates")
             if view.episode > self.seen:
                 self.seen = view.episode
                 ledger.episode(self.seen, view.errors[-1], watch.take(), passes * model._n_updates)
@@ -112,5 +157,4 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     model.set_logger(Logger(None, []))  # its own would leave a folder in /tmp
     model.learn(steps, callback=Episodes())
     ledger.test(parameters["episodes"], act)
-    count = sum(p.numel() for p in model.policy.parameters() if p.requires_grad)
-    ledger.describe(parameters=int(count), setting=SETTINGS[parameters["algorithm"]])
+    ledger.describe(parameters=count_parameters(model, algorithm), setting=SETTINGS[algorithm])

@@ -139,6 +139,8 @@ class RobotView:
         """Processor time of the simulated robot itself, which is no computing of the controller's."""
         self.over = True
         """Whether the trajectory has ended, and `begin` comes next."""
+        self.records: tuple[EpisodeRecord, ...] = ()
+        """What happened in the last whole episode, a record per trajectory."""
         self._robots = self.stepper.at_rest(np.asarray(task.home)[None], seed)
         self._done: list[EpisodeRecord] = []
         self._goals: np.ndarray = np.zeros((0, 0))
@@ -157,12 +159,12 @@ class RobotView:
         number = len(self._done)
         if number == 0:
             rng = np.random.Generator(np.random.Philox(key=[self.seed, self.episode]))
-            self._goals = self.task.sample_goals(rng, self._measured(), self.task.trajectories)
+            self._goals = self.task.sample_goals(rng, self._last_measurement(), self.task.trajectories)
         key = jax.random.fold_in(jax.random.key(self.seed), self.episode * self.task.trajectories + number)
         self._keys = jax.random.split(key, self.task.steps)[:, None]
         self._points = self.stepper.towards(self._robots, self._goals[number : number + 1])
         self._k, self.over = 0, False
-        self._start, self._y, self._u = np.asarray(self._robots.state), [self._measured()], []
+        self._start, self._y, self._u = np.asarray(self._robots.state), [self._last_measurement()], []
         self._true = [self.stepper.truth(self._robots)[0]]
         seen = self.stepper.sees(self._robots, self._points)[0]
         self.simulation_s += time.process_time() - began
@@ -193,9 +195,9 @@ class RobotView:
         if len(self._done) == self.task.trajectories:
             self.errors.append(tracking_metrics(self.task.spec, tuple(self._done)).mean_error)
             self.episode += 1
-            self._done = []
+            self.records, self._done = tuple(self._done), []
 
-    def _measured(self) -> np.ndarray:
+    def _last_measurement(self) -> np.ndarray:
         return np.asarray(self._robots.state)[0, : self.task.spec.layout.num_measured]
 
     def snapshot(self) -> dict[str, np.ndarray]:

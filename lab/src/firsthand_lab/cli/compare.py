@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 _Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Switch = Annotated[bool, arg(help_behavior_hint="")]
-PEERS = "pid,ppo,sac,dreamerv3,tdmpc2,imagination"
-DIRECT = ("pid", "paper")
+PEERS = "pid,deepc,koopman,neural-mpc,residual,crossq,ppo,sac,dreamerv3,tdmpc2,imagination"
+DIRECT = ("pid", "paper", "deepc", "koopman", "neural-mpc", "residual")
 """Peers that need nothing but a robot that can be run."""
+EPISODIC = ("deepc", "koopman", "neural-mpc", "residual")
+"""Those that propose a controller per episode."""
 LONG_H = 12.0
 """A comparison that takes longer is run only with --yes."""
 
@@ -29,8 +31,8 @@ class Compare:
     """Ours and other ways to control a robot, side by side, after equal robot time."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
-    """A simulated robot: excavator, excavator-pressure, excavator-realistic, soft-arm. With pid and paper alone, any
-    robot that can be run: my_robot.py:task, too."""
+    """A simulated robot: excavator, excavator-pressure, excavator-realistic, soft-arm. With pid, paper,
+    deepc, koopman, neural-mpc and residual alone, any robot that can be run: my_robot.py:task, too."""
     peers: Annotated[str, arg(metavar="NAMES")] = PEERS
     """Comma-separated. dreamerv3 and tdmpc2 have settings that two cores can bear; dreamerv3:default and tdmpc2:default
     are the published ones (hours to days)."""
@@ -105,16 +107,19 @@ class Compare:
         from firsthand.robots.registry import find_robot
         from firsthand.training import TrainingConfig
 
-        from ..baselines import direct
+        from ..baselines import direct, episodic
 
         names = [name.strip() for name in self.peers.split(",") if name.strip()]
         if not set(names) <= set(DIRECT):
             others = ", ".join(name for name in names if name not in DIRECT)
             raise UserError(
-                f"{self.robot} can be compared with {' and '.join(DIRECT)} only; leave {others} out of --peers. The "
+                f"{self.robot} can be compared with {', '.join(DIRECT[:-1])} and {DIRECT[-1]} only; leave {others} out "
+                "of --peers. The "
                 "other peers learn on simulations of firsthand's own."
             )
         found = find_robot(self.robot, approve=True)
+        for name in set(names) & set(EPISODIC):
+            episodic.require(name, found.task, 10**6)  # it takes its time, whatever is given
         marks = tuple(sorted({max(self.episodes // 4, 1), max(self.episodes // 2, 1), self.episodes}))
         books = {}
         for name in ("ours", *names):
@@ -129,6 +134,9 @@ class Compare:
 
                 if name == "pid":
                     books[name] = direct.tune(robot, self.episodes, marks, 0, on_episode)
+                elif name in EPISODIC:
+                    learner = episodic.make_learner(name, found.name, robot.task, seed=0, episodes=self.episodes)
+                    books[name] = direct.learn_episodes(robot, learner, self.episodes, marks, 0, on_episode)
                 else:
                     preset = "fast" if name == "ours" else name
                     config = TrainingConfig.of(found.name, preset, episodes=self.episodes)

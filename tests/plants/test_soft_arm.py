@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from firsthand.plants import check_plant
-from firsthand.plants.soft_arm import SoftArm, SoftArmParameters
+from firsthand.plants.soft_arm import ArmEffects, SoftArm, SoftArmParameters
 from firsthand.plants.soft_arm.characterize import (
     RUNS,
     characterize,
@@ -29,7 +29,7 @@ ENDS = jax.jit(lambda bends: segment_ends(bends, LENGTH))
 
 @pytest.fixture(scope="module")
 def rows():
-    return {row.name: row for row in characterize(SoftArm())}
+    return {row.name: row for row in characterize(SoftArm(effects=ArmEffects()))}
 
 
 def test_every_response_lies_where_the_facts_say(rows):
@@ -41,7 +41,7 @@ def test_every_response_lies_where_the_facts_say(rows):
 
 def test_a_load_that_is_too_heavy_makes_it_lean_further_in_open_loop(rows):
     empty = rows["open loop, circles of 80 to 120 mm, empty"].measured
-    assert rows["open loop, the same with 50 g at the tip"].measured > 3 * empty
+    assert rows["open loop, the same with 50 g at the tip"].measured > 2 * empty
 
 
 def test_rough_commands_leave_it_finite_taut_or_slack_and_above_its_foot():
@@ -105,8 +105,20 @@ def hasty_compiler():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hasty_compiler")
-def test_contract():
-    report = check_plant(QUIET, positions=HOME[None], key=KEY, num_points=6, num_directions=2, several_steps=4)
+@pytest.mark.parametrize(("effects", "rest"), [(ArmEffects.none(), 1e-3), (ArmEffects(), 5e-3)])
+def test_contract(effects, rest):
+    """Pretension that drifts moves the tip by a millimetre or so within the second that it is watched."""
+    arm = SoftArm(effects=effects)
+    report = check_plant(
+        arm,
+        rest_tolerance=rest,
+        noise_free=effects == ArmEffects.none(),
+        positions=HOME[None],
+        key=KEY,
+        num_points=6,
+        num_directions=2,
+        several_steps=4,
+    )
     assert report.derivative_dtype == "float64"
     assert report.kink_fraction <= 0.05
 

@@ -90,10 +90,8 @@ def _text(errors: dict[int, np.ndarray], reached: float, seeds: int, verdict: Ve
         f"The same settings as on the excavator, {seeds} seeds, on the simulated soft arm; mean error on the "
         "circle of "
         f"0.25 m radius and the square of ± 0.2 m, which are not trained on: {each}. {claim}. The levels must "
-        "not be read "
-        "as a better algorithm: our arm repeats itself exactly but for camera noise, and, played open loop, "
-        "draws circles ten "
-        "times as exactly as the real one (docs/plants.md)."
+        "not be read as a better algorithm: played open loop, our arm draws circles as inexactly as such arms do "
+        "(docs/plants.md), but it is not the paper's arm."
     )
 
 

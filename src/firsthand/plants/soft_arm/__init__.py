@@ -2,4 +2,5 @@
 
 from firsthand.plants.soft_arm.arm import SoftArm as SoftArm
 from firsthand.plants.soft_arm.arm import SoftArmState as SoftArmState
+from firsthand.plants.soft_arm.parameters import ArmEffects as ArmEffects
 from firsthand.plants.soft_arm.parameters import SoftArmParameters as SoftArmParameters

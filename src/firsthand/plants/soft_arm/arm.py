@@ -1,4 +1,9 @@
-"""The soft arm as a plant: three segments standing upright, nine cables, six commanded motors."""
+"""The soft arm as a plant: three segments standing upright, nine cables, six commanded motors.
+
+Without effects it repeats itself exactly. With those of `ArmEffects` it does so as badly as hardware: friction is drawn
+anew in the first step after `reset`, then wanders; pretension drifts away from its nominal value; markers sit beside
+the centre line. Both random parts are Ornstein–Uhlenbeck processes, fed by the key of `step`.
+"""
 
 from typing import Any, NamedTuple
 
@@ -26,8 +31,8 @@ from firsthand.plants.soft_arm.cables import (
     routing,
     tensions,
 )
-from firsthand.plants.soft_arm.geometry import bends_of_ends, segment_ends
-from firsthand.plants.soft_arm.parameters import PERIOD_S, SoftArmParameters
+from firsthand.plants.soft_arm.geometry import bends_of_ends, marked_points, segment_ends
+from firsthand.plants.soft_arm.parameters import PERIOD_S, ArmEffects, SoftArmParameters
 
 
 class SoftArmState(NamedTuple):
@@ -44,6 +49,12 @@ class SoftArmState(NamedTuple):
     """How much cable each motor has drawn in, m."""
     seen: Float[Array, "6"]
     """The bends that the motion capture sees: those of a moment ago."""
+    tightness: Float[Array, "9"]
+    """Drift of each cable's pretension, in standard deviations."""
+    roughness: Float[Array, "9"]
+    """ln of each cable's friction over the nominal one, in standard deviations."""
+    begun: Float[Array, "1"]
+    """0 until the first step after `reset`, then 1."""
 
 
 def _number(default: float) -> Any:
@@ -59,6 +70,8 @@ class SoftArm(AbstractPlant):
     """
 
     parameters: SoftArmParameters = eqx.field(default=SoftArmParameters(), static=True)
+    effects: ArmEffects = eqx.field(default=ArmEffects.none(), static=True)
+    """What makes it imperfect: nothing, unless asked for. The robot `soft-arm` has all of them."""
     substeps: int = eqx.field(default=10, static=True)
     """Integration steps per control period."""
     payload_kg: Float[Array, ""] = _number(0.0)
@@ -108,9 +121,9 @@ class SoftArm(AbstractPlant):
         return jax.lax.scan(improve, jnp.zeros_like(bends), None, length=12)[0]
 
     def step(self, state: SoftArmState, command: Float[Array, "6"], *, key: PRNGKeyArray) -> SoftArmState:
-        """One control period of 0.05 s with `command`, clipped to [-1, 1], held."""
-        del key
+        """One control period of 0.05 s with `command`, clipped to [-1, 1], held. `key` feeds what drifts."""
         p = self.parameters
+        state = self._drift(state, key)
         dt = PERIOD_S / self.substeps
         wanted = cable_commands(jnp.clip(command, -1.0, 1.0), p)
         around = inertia(state.bends, self.payload_kg, p)
@@ -123,6 +136,28 @@ class SoftArm(AbstractPlant):
         after, passed = jax.lax.scan(advance, state, None, length=self.substeps)
         late = round(p.delay_s / dt)
         return after._replace(creep=next_creep(state.creep, after.bends, PERIOD_S, p), seen=passed[-1 - late])
+
+    def pretension(self, state: SoftArmState) -> Float[Array, "9"] | None:
+        """Of each cable now, N; None where it is the nominal one."""
+        p = self.parameters
+        return p.pretension_n * (1 + p.pretension_spread * state.tightness) if self.effects.pretension else None
+
+    def friction(self, state: SoftArmState) -> Float[Array, "9"] | None:
+        """μ of each cable now; None where it is the nominal one."""
+        p = self.parameters
+        return p.friction * jnp.exp(p.friction_spread * state.roughness) if self.effects.friction else None
+
+    def _drift(self, state: SoftArmState, key: PRNGKeyArray) -> SoftArmState:
+        p, effects = self.parameters, self.effects
+        if not (effects.pretension or effects.friction):
+            return state
+        drawn = jax.random.normal(key, (2, 9), state.bends.dtype)
+        if effects.pretension:
+            state = state._replace(tightness=_wander(state.tightness, drawn[0], p.pretension_s))
+        if effects.friction:
+            later = _wander(state.roughness, drawn[1], p.friction_s)
+            state = state._replace(roughness=jnp.where(state.begun > 0, later, drawn[1]))
+        return state._replace(begun=jnp.ones_like(state.begun))
 
     def admittance(self, around: Inertia, dt: float) -> Float[Array, "6 6"]:
         """(M + dt D + dt² K)⁻¹: change of velocity per impulse of a linearly implicit step."""
@@ -143,14 +178,17 @@ class SoftArm(AbstractPlant):
         motors = state.motors + dt * motor_speeds(state.motors, wanted, dt, p)
         slip = next_slip(state.slip, rates, dt, p)
         torque = around.gravity + elastic_torques(bends, state.creep, p)
-        torque = torque + cable_torques(bends, tensions(bends, motors, p), slip, p)
+        tension = tensions(bends, motors, p, self.pretension(state))
+        torque = torque + cable_torques(bends, tension, slip, p, self.friction(state))
         drag = (upright(p).damping + dt * taut_stiffness(p)) @ rates
         rates = rates + admittance @ (dt * (torque - drag))
         return state._replace(bends=bends + dt * rates, rates=rates, slip=slip, motors=motors)
 
     def measure(self, state: SoftArmState, *, key: PRNGKeyArray) -> Float[Array, "9"]:
-        """x, y, z of the first, second and third segment's end in metres, z up."""
+        """x, y, z of the markers at the first, second and third segment's end in metres, z up."""
         del key
+        if self.effects.marker:
+            return marked_points(state.seen, self.parameters.length_m, self.parameters.markers_m).reshape(9)
         return segment_ends(state.seen, self.parameters.length_m).reshape(9)
 
 
@@ -166,4 +204,13 @@ def _at_rest(plant: SoftArm, position: Float[Array, "9"]) -> SoftArmState:
         slip=jnp.zeros(9, bends.dtype),
         motors=cable_commands(plant.holding_command(bends), p),
         seen=bends,
+        tightness=jnp.zeros(9, bends.dtype),
+        roughness=jnp.zeros(9, bends.dtype),
+        begun=jnp.zeros(1, bends.dtype),
     )
+
+
+def _wander(value: Float[Array, "9"], drawn: Float[Array, "9"], time_s: float) -> Float[Array, "9"]:
+    """One control period of a process with unit variance that forgets within `time_s`."""
+    keep = np.exp(-PERIOD_S / time_s)
+    return keep * value + np.sqrt(1 - keep**2) * drawn

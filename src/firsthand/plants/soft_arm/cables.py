@@ -37,9 +37,18 @@ def cable_commands(command: Float[Array, "6"], p: SoftArmParameters) -> Float[Ar
     return jnp.asarray(command_map(p)) @ command
 
 
-def tensions(bends: Float[Array, "6"], motors: Float[Array, "9"], p: SoftArmParameters) -> Float[Array, "9"]:
-    """Tension at the spool, N: pretension and stiffness, and never below zero, over a rounded corner."""
-    pull = p.pretension_n + p.cable_stiffness * (motors - routing(p) @ bends)
+def tensions(
+    bends: Float[Array, "6"],
+    motors: Float[Array, "9"],
+    p: SoftArmParameters,
+    pretension: Float[Array, "9"] | None = None,
+) -> Float[Array, "9"]:
+    """Tension at the spool, N: pretension and stiffness, and never below zero, over a rounded corner.
+
+    `pretension` is that of each cable in N, where it is not the nominal one.
+    """
+    straight = p.pretension_n if pretension is None else pretension
+    pull = straight + p.cable_stiffness * (motors - routing(p) @ bends)
     return 0.5 * (pull + jnp.sqrt(pull * pull + p.slack_rounding_n**2))
 
 
@@ -60,10 +69,18 @@ def next_slip(slip: Float[Array, "9"], bend_rates: Float[Array, "6"], dt: float,
 
 
 def cable_torques(
-    bends: Float[Array, "6"], tension: Float[Array, "9"], slip: Float[Array, "9"], p: SoftArmParameters
+    bends: Float[Array, "6"],
+    tension: Float[Array, "9"],
+    slip: Float[Array, "9"],
+    p: SoftArmParameters,
+    friction: Float[Array, "9"] | None = None,
 ) -> Float[Array, "6"]:
-    """Bending moments of all cables, N m; in segment j a cable has the tension T exp(−μ z Θ_j)."""
-    loss = jnp.exp(-p.friction * slip.reshape(3, 3, 1) * wrap(bends, p))
+    """Bending moments of all cables, N m; in segment j a cable has the tension T exp(−μ z Θ_j).
+
+    `friction` is μ of each cable, where it is not the nominal one.
+    """
+    mu = p.friction if friction is None else friction.reshape(3, 3, 1)
+    loss = jnp.exp(-mu * slip.reshape(3, 3, 1) * wrap(bends, p))
     pull = tension.reshape(3, 3, 1) * loss * PASSES[:, None, :]
     return p.radius_m * jnp.sum(pull[..., None] * directions(p)[:, :, None, :], axis=(0, 1)).reshape(6)
 

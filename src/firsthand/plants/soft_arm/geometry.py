@@ -78,6 +78,18 @@ def segment_ends(bends: Float[Array, "6"], length: float) -> Float[Array, "3 3"]
     return points(bends, length)[1::2]
 
 
+def marked_points(
+    bends: Float[Array, "6"], length: float, offsets: tuple[tuple[float, float], ...]
+) -> Float[Array, "3 3"]:
+    """Where the markers are that sit beside the segment ends by `offsets`, across each end plate, m."""
+    place, turn = arcs(bends.reshape(SEGMENTS, 2))
+    foot, frame, found = jnp.zeros(3, bends.dtype), jnp.eye(3, dtype=bends.dtype), []
+    for j, (across, along) in enumerate(offsets):
+        foot, frame = foot + length * (frame @ place[j]), frame @ turn[j]
+        found.append(foot + across * frame[:, 0] + along * frame[:, 1])
+    return jnp.stack(found)
+
+
 def bends_of_ends(ends: Float[Array, "3 3"]) -> Float[Array, "6"]:
     """The bends whose segment ends lie in the direction of these, each seen from the end before it."""
     foot, frame = jnp.zeros(3, ends.dtype), jnp.eye(3, dtype=ends.dtype)

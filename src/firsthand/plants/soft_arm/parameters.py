@@ -1,7 +1,9 @@
-"""The numbers of the soft arm. S: read in a public source, E: our estimate."""
+"""The numbers of the soft arm, and what makes it an imperfect one. S: read in a public source, E: our estimate."""
 
 import math
 from dataclasses import dataclass, fields
+
+from firsthand.plants.switches import Switches
 
 PERIOD_S = 0.05
 """Control period (E)."""
@@ -11,6 +13,18 @@ MAX_PAYLOAD_KG = 0.2
 """Tip load under which the arm still stands upright when it has crept; at about 0.23 kg it buckles."""
 
 Three = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class ArmEffects(Switches):
+    """Why a real arm does not repeat itself. All are on, unless told otherwise."""
+
+    marker: bool = True
+    """The markers sit beside the centre line: what is seen turns with the end plates."""
+    friction: bool = True
+    """The cables' friction differs from run to run, and wanders."""
+    pretension: bool = True
+    """The cables' pretension drifts."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +76,30 @@ class SoftArmParameters:
     delay_s: float = 0.01
     """Age of what the motion capture reports (E); whole integration steps."""
 
+    # Effects
+    markers_m: tuple[tuple[float, float], ...] = ((0.002, -0.001), (-0.001, 0.002), (0.003, 0.002))
+    """How far each segment's marker sits beside the centre line, across the end plate (E)."""
+    friction_spread: float = 0.3
+    """Standard deviation of ln μ from cable to cable and run to run (E): 95 % lie between 0.54 and 1.8 × μ."""
+    friction_s: float = 300.0
+    """How slowly it wanders (E)."""
+    pretension_spread: float = 0.03
+    """Standard deviation of each cable's pretension, relative (E)."""
+    pretension_s: float = 120.0
+    """How slowly it drifts (E)."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "markers_m":  # to any side
+                continue
             for number in value if isinstance(value, tuple) else (value,):
                 if not (math.isfinite(number) and number >= 0):
                     raise ValueError(f"{field.name} is {value}, but must be zero or a positive number")
         for name in ("length_m", "radius_m", "segment_kg", "cable_stiffness", "slack_rounding_n", "breakaway_m"):
             if getattr(self, name) == 0:
                 raise ValueError(f"{name} is 0, but must be positive")
-        for name in ("creep_s", "servo_s", "spool_speed"):
+        for name in ("creep_s", "servo_s", "spool_speed", "friction_s", "pretension_s"):
             if getattr(self, name) == 0:
                 raise ValueError(f"{name} is 0, but must be positive")
         if not self.creep_share < 1:

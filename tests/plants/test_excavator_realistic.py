@@ -448,7 +448,7 @@ def test_effects_are_switched_by_name():
         ("excavator-realistic:no-fricton", "there is no effect 'fricton' .did you mean 'friction'.*; known are power"),
         ("excavator-realistic:no-base,swing", "must be either all without some .no-base. or some alone .swing."),
         ("excavator-realistic:", "nothing follows the colon"),
-        ("excavator:no-base", "excavator has no effects to switch; excavator-realistic has"),
+        ("excavator:no-base", "excavator has no variants; these have: excavator-realistic"),
     ],
 )
 def test_wrong_effects_are_refused_in_one_sentence(name, sentence):

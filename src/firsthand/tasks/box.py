@@ -170,7 +170,7 @@ class BoxReferences:
             fine = curve(np.linspace(0.0, 1.0, 2001))
             length = along(self.outputs(fine))
             # `travelled` rests once at the far end of the line: both halves are travelled one after the other.
-            half = paths.travelled(length[1000] if name == "line" else length[-1], speed, self.spec.period_s)
+            half = paths.travelled_distance(length[1000] if name == "line" else length[-1], speed, self.spec.period_s)
             way = np.concatenate([half, length[1000] + half[1:]]) if name == "line" else half
             goals = np.stack([np.interp(way, length, column) for column in fine.T], axis=1)
             points = self.outputs(goals)
@@ -286,9 +286,9 @@ class CheckedReferences:
             found = self.paths(speed)
         if not isinstance(found, dict) or not found:
             raise UserError(f"evaluation returned {type(found).__name__}, but must give paths by name in a dict.")
-        return tuple(self.checked(str(name), points) for name, points in found.items())
+        return tuple(self._make_reference(str(name), points) for name, points in found.items())
 
-    def checked(self, name: str, path: Any) -> EvaluationReference:
+    def _make_reference(self, name: str, path: Any) -> EvaluationReference:
         """One of them."""
         with _said(f"the evaluation path {name!r} is no array of numbers, but fails"):
             points = np.asarray(path, float)

@@ -11,7 +11,7 @@ RAMP_S = 1.0
 """How long it takes to reach the cruising speed, and to stop again, in seconds."""
 
 
-def travelled(length: float, speed: float, period_s: float) -> np.ndarray:
+def travelled_distance(length: float, speed: float, period_s: float) -> np.ndarray:
     """Distance covered at each control step from rest to rest over `length`, cruising at `speed`.
 
     The speed rises and falls along a quintic blend, so the acceleration is continuous. A short way is travelled at a
@@ -30,7 +30,7 @@ def travelled(length: float, speed: float, period_s: float) -> np.ndarray:
 
 def circle(center: tuple[float, float], radius: float, *, speed: float, period_s: float) -> np.ndarray:
     """Once round, from the far side, counter-clockwise; `(steps, 2)`."""
-    angle = travelled(2 * math.pi * radius, speed, period_s) / radius
+    angle = travelled_distance(2 * math.pi * radius, speed, period_s) / radius
     return np.stack([center[0] + radius * np.cos(angle), center[1] + radius * np.sin(angle)], axis=1)
 
 
@@ -40,7 +40,7 @@ def polygon(corners: list[tuple[float, float]], *, speed: float, period_s: float
     for a, b in itertools.pairwise(corners):
         start, end = np.asarray(a, float), np.asarray(b, float)
         length = float(np.linalg.norm(end - start))
-        share = travelled(length, speed, period_s) / length
+        share = travelled_distance(length, speed, period_s) / length
         parts.append(start + share[:, None] * (end - start))
     return np.concatenate([part if i == 0 else part[1:] for i, part in enumerate(parts)])
 

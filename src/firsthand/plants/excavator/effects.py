@@ -1,13 +1,13 @@
 """What makes the realistic excavator realistic: effects that can be switched off one by one, and their sizes."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
-from firsthand.errors import UserError, suggest
 from firsthand.plants.excavator.parameters import BAR, PERIOD_S
+from firsthand.plants.switches import Switches
 
 
 @dataclass(frozen=True)
-class Effects:
+class Effects(Switches):
     """Which effects are on. All of them are, unless told otherwise."""
 
     power: bool = True
@@ -33,43 +33,10 @@ class Effects:
     base: bool = True
     """The machine pitches on its wheels."""
 
-    def without(self, *names: str) -> "Effects":
-        """The same with these switched off."""
-        return replace(self, **dict.fromkeys(map(_known, names), False))
 
-    @staticmethod
-    def only(*names: str) -> "Effects":
-        """These and no others."""
-        return replace(NO_EFFECTS, **dict.fromkeys(map(_known, names), True))
-
-    @staticmethod
-    def parse(text: str) -> "Effects":
-        """From a user's list: `no-friction,no-swing` for all but these, `friction,base` for these alone, or `none`."""
-        words = [word.strip() for word in text.split(",") if word.strip()]
-        if words == ["none"]:
-            return NO_EFFECTS
-        off = [word.removeprefix("no-") for word in words if word.startswith("no-")]
-        on = [word for word in words if not word.startswith("no-")]
-        if off and on:
-            raise UserError(
-                f"effects are {text!r}, but must be either all without some (no-{off[0]}) or some alone ({on[0]})."
-            )
-        if not words:
-            raise UserError(f"there are no effects after the colon; known are {', '.join(EFFECT_NAMES)}.")
-        return Effects().without(*off) if off else Effects.only(*on)
-
-
-EFFECT_NAMES = tuple(field.name for field in fields(Effects))
-NO_EFFECTS = Effects(**dict.fromkeys(EFFECT_NAMES, False))
+EFFECT_NAMES = Effects.names()
+NO_EFFECTS = Effects.none()
 """What is left is the two-chamber model."""
-
-
-def _known(name: str) -> str:
-    if name not in EFFECT_NAMES:
-        raise UserError(
-            f"there is no effect {name!r}{suggest(name, EFFECT_NAMES)}; known are {', '.join(EFFECT_NAMES)}."
-        )
-    return name
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,26 @@ class ExcavatorParameters:
             raise ValueError(f"rod_m is {self.rod_m}; each must be thinner than its bore, {self.bore_m}.")
 
 
+VARIED = (
+    *("dead_time_s", "open_s", "close_s", "slew_plus", "slew_minus", "speed_plus", "speed_minus", "dead_band"),
+    *("knee_plus", "knee_minus", "saturation_plus", "saturation_minus"),
+    *("threshold_plus", "threshold_minus", "ramp_plus", "ramp_minus", "pump_flow"),
+)
+"""What differs from machine to machine of one kind; their geometry does not."""
+
+
+def vary_parameters(parameters: ExcavatorParameters, share: float, seed: int) -> ExcavatorParameters:
+    """Another machine of the kind: every number of valves, pump and pressures is off by `share`, up or down."""
+    rng = np.random.default_rng([seed, 0x5A4])
+
+    def vary(value):
+        signs = rng.choice([-1.0, 1.0], size=np.shape(value))
+        varied = np.asarray(value) * (1 + share * signs)
+        return tuple(varied.tolist()) if varied.ndim else float(varied)
+
+    return replace(parameters, **{name: vary(getattr(parameters, name)) for name in VARIED})
+
+
 PRESSURE_MODEL = replace(
     ExcavatorParameters(),
     dead_time_s=(0.053, 0.046, 0.049, 0.056),

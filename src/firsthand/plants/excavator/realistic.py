@@ -12,6 +12,7 @@ pitches about the boom's pivot, so that its angle adds to the boom's: arm and gr
 boom's cylinder with q. What is measured are the joints, not the base.
 """
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from firsthand.plants.excavator.chambers import (
 )
 from firsthand.plants.excavator.effects import Effects, EffectSizes
 from firsthand.plants.excavator.friction import coulomb_level, stribeck
-from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW, REFERENCE_POSE
+from firsthand.plants.excavator.geometry import POSITION_HIGH, POSITION_LOW, REFERENCE_POSE, forward_kinematics
 from firsthand.plants.excavator.hydraulics import (
     MEMORY,
     advance_spool,
@@ -54,6 +55,7 @@ from firsthand.plants.excavator.parameters import (
     piston_areas,
     stroke_factors,
 )
+from firsthand.plants.excavator.soil import SoilForce
 from firsthand.plants.excavator.swing import add_mass, advance_swing, hang
 
 Scalar = Float[Array, ""]
@@ -118,6 +120,26 @@ class Held(NamedTuple):
     """Of the oil temperature, on viscous friction."""
     friction: Float[Array, "4"]
     """Of each cylinder in motion, N."""
+    contact: "Contact | None"
+    """Where the tip is, for a machine that stands before ground."""
+
+
+class Contact(NamedTuple):
+    """The tip as it was at the start of a slow step; from there on it moves along its Jacobian."""
+
+    tip: Float[Array, "2"]
+    """(x, z), m."""
+    jacobian: Float[Array, "2 4"]
+    position: Float[Array, "4"]
+    """Of the joints, with the base's pitch."""
+
+
+class AbstractGround(eqx.Module):
+    """What pushes at the shovel's tip."""
+
+    @abstractmethod
+    def force(self, tip: Float[Array, "2"], velocity: Float[Array, "2"]) -> SoilForce:
+        """In x and z, and how steep it is in the velocity."""
 
 
 class ExcavatorRealistic(AbstractExcavator):
@@ -135,6 +157,8 @@ class ExcavatorRealistic(AbstractExcavator):
     """Per control period: valves, pump, inertia, linkage."""
     fast_steps: int = eqx.field(default=5, static=True)
     """Per slow step: pressures and motion."""
+    ground: AbstractGround | None = None
+    """What the shovel touches; None in the air."""
 
     def without(self, *names: str) -> "ExcavatorRealistic":
         """The same machine with these effects switched off."""
@@ -147,6 +171,10 @@ class ExcavatorRealistic(AbstractExcavator):
     def oil_columns(self) -> "ExcavatorRealistic":
         """Without friction, which sticks at rest, and without the modes of base and gripper."""
         return self.without("friction", "base", "swing")
+
+    def shovel_tip(self, state: RealisticState) -> Float[Array, "2"]:
+        """Where the tip really is, (x, z) in m: with the base's pitch, which the joints do not show."""
+        return forward_kinematics(self._arm(state)[0])
 
     def reset(self, position: Float[Array, "4"]) -> RealisticState:
         """At rest at `position` (moved inside the end stops), spools centred, pressures carrying the weight."""
@@ -292,6 +320,7 @@ class ExcavatorRealistic(AbstractExcavator):
             rod_stiffness=c.bulk_modulus / rod_volume,
             damping_factor=damping_factor,
             friction=coulomb_level(force, seals, sizes) if self.effects.friction else seals,
+            contact=None if self.ground is None else _touch(angles),
         )
 
     # Every 2 ms: pressures and motion.
@@ -302,21 +331,31 @@ class ExcavatorRealistic(AbstractExcavator):
         bore, rod = state.bore * BAR, state.rod * BAR
         bore_area, rod_area = piston_areas(p)
 
-        # Motion. Friction is steep where a cylinder turns round, and therefore implicit, joint by joint.
+        # Motion. Friction is steep where a cylinder turns round, soil where its cutting begins: both are therefore
+        # implicit, joint by joint.
         speed = held.arm * dq
         viscous = held.damping_factor * jnp.asarray(c.viscous) * speed
         low, high = jnp.asarray(POSITION_LOW), jnp.asarray(POSITION_HIGH)
         beyond = q - jnp.clip(q, low, high)
         stop = jnp.asarray(c.stop_stiffness) * beyond + jnp.where(beyond == 0, 0.0, jnp.asarray(c.stop_damping)) * dq
+        damping = None
         if self.effects.friction:
             rubbing = stribeck(speed, held.friction, sizes)
             damping = dt * rubbing.slope * held.arm * held.arm
-            share = 1 / (1 + damping * jnp.diagonal(held.inverse_mass))
             friction = rubbing.force
         else:
-            share, friction = 1.0, held.friction * jnp.tanh(speed / c.coulomb_speed)
+            friction = held.friction * jnp.tanh(speed / c.coulomb_speed)
         torque = held.arm * (bore * bore_area - rod * rod_area - friction - viscous) - stop
-        acceleration = jnp.sum(held.inverse_mass * (torque - held.bias), 1)
+        bias = held.bias
+        if self.ground is not None and held.contact is not None:
+            contact, (angles, rates) = held.contact, self._arm(state)
+            tip = contact.tip + jnp.sum(contact.jacobian * (angles - contact.position), 1)
+            push = self.ground.force(tip, jnp.sum(contact.jacobian * rates, 1))
+            bias = bias - jnp.sum(contact.jacobian * push.force[:, None], 0)
+            steep = dt * jnp.sum(contact.jacobian**2 * push.slope[:, None], 0)
+            damping = steep if damping is None else damping + steep
+        share = 1.0 if damping is None else 1 / (1 + damping * jnp.diagonal(held.inverse_mass))
+        acceleration = jnp.sum(held.inverse_mass * (torque - bias), 1)
         if self.effects.base:
             base, pitching = self._pitch(state.base, torque[0], dt)
             acceleration = acceleration.at[0].add(-pitching)
@@ -369,6 +408,10 @@ class ExcavatorRealistic(AbstractExcavator):
             for _ in range(4):  # each time the error shrinks to a hundredth
                 pitch = -self._weight(q, pitch)[0] / base_spring(self.sizes)[0]
         return pitch
+
+
+def _touch(angles: Float[Array, "4"]) -> Contact:
+    return Contact(forward_kinematics(angles), jax.jacfwd(forward_kinematics)(angles), angles)
 
 
 def _inlet(state: RealisticState, held: Held) -> Float[Array, "4"]:

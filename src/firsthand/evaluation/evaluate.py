@@ -13,7 +13,7 @@ from firsthand_onboard.features import next_state
 from ..models import Controller, Policy
 from ..robots.base import AbstractRobot, EpisodeRecord
 from ..tasks.base import EvaluationReference, Task
-from .metrics import TrackingMetrics, seen, tracking_metrics
+from .metrics import TrackingMetrics, seen_steps, tracking_metrics
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Evaluation:
         """A sentence for each reference that was not followed to its end: its errors say nothing about the rest."""
         notes = []
         for reference, record in zip(self.references, self.records, strict=True):
-            done, steps = int(seen(record).sum()), record.valid.size
+            done, steps = int(seen_steps(record).sum()), record.valid.size
             if done < steps:
                 notes.append(f"{reference.name}: only {done} of {steps} steps were followed.")
         return notes
@@ -84,7 +84,7 @@ def evaluate(robot: AbstractRobot, policy: Policy | Controller, *, speed: float 
 
 def cost_per_step(task: Task, record: EpisodeRecord) -> float:
     """The mean of the task's cost over the steps that happened; NaN where none did."""
-    spec, valid = task.spec, seen(record)
+    spec, valid = task.spec, seen_steps(record)
     if not valid.any():
         return float("nan")
     steps, states = valid.shape[1], [record.registers(spec.layout)]

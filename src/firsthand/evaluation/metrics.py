@@ -77,7 +77,7 @@ def tracking_errors(
     steps = record.commands.shape[1]
     output = np.asarray(tracked_output(spec, values[:, :steps].astype(np.float64)))
     error = error_size(spec, output_error(spec, output, record.references[:, :steps]))
-    return error[seen(record)]
+    return error[seen_steps(record)]
 
 
 def noise_floor(spec: ControlSpec, record: EpisodeRecord) -> float:
@@ -90,9 +90,9 @@ def noise_floor(spec: ControlSpec, record: EpisodeRecord) -> float:
     output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
     if record.truth is not None:
         true = np.asarray(tracked_output(spec, record.truth[:, :steps].astype(np.float64)))
-        return _mean(error_size(spec, output_error(spec, output, true))[seen(record)])
+        return _mean(error_size(spec, output_error(spec, output, true))[seen_steps(record)])
     order = 4
-    usable = seen(record)
+    usable = seen_steps(record)
     whole = np.stack([usable[:, k : steps - order + k] for k in range(order + 1)]).all(axis=0)
     differences = np.diff(output, n=order, axis=1)[whole]
     if len(differences) < MIN_NOISE_SAMPLES:
@@ -115,7 +115,15 @@ def whole_error(spec: ControlSpec, record: EpisodeRecord) -> float:
     return _mean(error_size(spec, output_error(spec, output, record.references[:, :steps])).reshape(-1))
 
 
-def seen(record: EpisodeRecord) -> Bool[np.ndarray, "trajectories steps"]:
+def outside_share(spec: ControlSpec, record: EpisodeRecord) -> float:
+    """Share of the steps that happened at which a position was outside its limits; of the truth where it is known."""
+    steps = record.commands.shape[1]
+    position = record.best_known[:, 1 : steps + 1][..., list(spec.layout.position)][record.valid]
+    low, high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
+    return _mean(((position < low) | (position > high)).any(axis=-1).astype(float))
+
+
+def seen_steps(record: EpisodeRecord) -> Bool[np.ndarray, "trajectories steps"]:
     """Steps that happened and whose measurement is finite: a sensor that dropped out leaves no error to speak of."""
     return record.valid & np.isfinite(record.measured[:, :-1]).all(axis=-1)
 
@@ -131,7 +139,7 @@ def tracking_metrics(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> T
     low, high = np.asarray(spec.limits.position_low), np.asarray(spec.limits.position_high)
     margin = LIMIT_TOLERANCE * (high - low)
     for record in records:
-        steps, valid = record.commands.shape[1], seen(record)
+        steps, valid = record.commands.shape[1], seen_steps(record)
         both = valid[:, 1:] & valid[:, :-1]
         known = record.best_known[:, :steps]
         output = np.asarray(tracked_output(spec, known.astype(np.float64)))

@@ -90,7 +90,7 @@ def reference_pool(task: Task, count: int, rng: np.random.Generator) -> tuple[np
         measured[list(spec.layout.position)] = position
         starts.append(position)
         if isinstance(spec.kinematics, SelectedOutput):
-            references.append(_chained(task, measured, rng))
+            references.append(_chain_references(task, measured, rng))
         else:
             goal = task.sample_goals(rng, measured, 1)[0]
             references.append(build_reference(spec, measured, goal))
@@ -98,7 +98,7 @@ def reference_pool(task: Task, count: int, rng: np.random.Generator) -> tuple[np
     return np.stack(starts).astype(np.float32), np.stack(references).astype(np.float32)
 
 
-def _chained(task: Task, measured: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _chain_references(task: Task, measured: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A reference of `CHAINED` trajectories, each as if the last goal had been reached."""
     assert isinstance(task.spec.kinematics, SelectedOutput)
     tracked, parts = list(task.spec.kinematics.indices), []
@@ -121,7 +121,7 @@ def train_oracle(
     """The best policy of `budget.starts`, and its errors on references it was not trained on."""
     rng = np.random.default_rng(seed)
     pool, held_out = (_traceable(*reference_pool(task, count, rng)) for count in (600, 100))
-    policies = _trained(plant, task, budget, pool, seed, progress)
+    policies = _train(plant, task, budget, pool, seed, progress)
     scores = _errors(plant, task, policies, held_out)
     best = int(np.nanargmin(scores))
     policy = jax.tree.map(lambda x: x[best] if eqx.is_array(x) else x, policies)
@@ -160,7 +160,7 @@ def _cost(plant: AbstractPlant, task: Task, policy: Policy, start: Array, points
     return jax.vmap(task.cost)(states, commands, points[: len(commands)]).mean()
 
 
-def _trained(
+def _train(
     plant: AbstractPlant,
     task: Task,
     budget: OracleBudget,

@@ -15,7 +15,7 @@ PAPER_SOFT_ARM = {
 """The same for the soft arm, of which the paper gives only the mean error; NaN is not known."""
 
 
-def published(robot: str) -> dict[str, tuple[float, float, float, float, float]]:
+def published_results(robot: str) -> dict[str, tuple[float, float, float, float, float]]:
     """What was published for a robot of this kind: empty where nothing was."""
     if robot.startswith("excavator"):
         return PAPER_TABLE_1

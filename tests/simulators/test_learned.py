@@ -1,8 +1,10 @@
 """A learned simulator of a plant that is known exactly: a mass pushed by a delayed command."""
 
 import dataclasses
+import hashlib
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import equinox as eqx
@@ -20,6 +22,7 @@ from firsthand.robots import SimulatedRobot
 from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.registry import find_robot, make_task
 from firsthand.robots.stored_simulator import SimulatorSource, StoredSimulator
+from firsthand.runs import packed
 from firsthand.simulators import FitSettings, fit, fit_linear, open_loop, record
 from firsthand.simulators.data import Windows, split
 from firsthand.simulators.fit import make_untrained_plant
@@ -258,6 +261,28 @@ def use(stored: Path) -> None:
 def edit(stored: Path, **changes: object) -> None:
     file = stored / "simulator.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("network.0.bias", lambda array: array[..., None], "does not fit its simulator.json"),
+        ("center", lambda array: np.tile(array, (2, 1)), "does not fit its simulator.json"),
+        ("observation.taps", lambda array: array[:, :1], "does not fit its simulator.json"),
+        ("network.linear", lambda array: np.full_like(array, np.nan), "does not hold finite numbers only"),
+        ("rate_scale", lambda array: array.astype(np.int64), "does not hold finite numbers only"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_anything_moves(
+    stored: Path, name: str, change: Callable[[np.ndarray], np.ndarray], words: str
+) -> None:
+    """The checksum is right: somebody has made the file so."""
+    weights = stored / "simulator.safetensors"
+    arrays, info = packed.unpack(weights.read_bytes())
+    weights.write_bytes(packed.pack({**arrays, name: change(arrays[name])}, info))
+    edit(stored, weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
+    with pytest.raises(UserError, match=words):
+        use(stored)
 
 
 def test_a_simulator_that_cannot_be_used_says_why(stored: Path) -> None:

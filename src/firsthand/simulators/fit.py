@@ -31,6 +31,7 @@ from ..models.networks import initial_layers
 from ..plants.learned import LearnedPlant, Networks, Observation
 from ..plants.learned.plant import coordinate_entries, input_size
 from .data import Windows
+from .dead_band import find_dead_bands
 
 CHUNK = 100
 """Adam steps per compiled call, between which progress is shown."""
@@ -110,7 +111,8 @@ def make_untrained_plant(spec: ControlSpec, series: Sequence[Series], settings: 
     # A single period's change of rate is mostly noise; what a rate changes by in four is motion.
     moved = [(r[4:] - r[:-4]) / 4 for r in rates if len(r) > 4]
     change = np.concatenate(moved).std(axis=0) if moved else np.zeros(count)
-    inputs = input_size(spec, command_history, history, settings.free)
+    bands = find_dead_bands(spec, series, command_history)
+    inputs = input_size(spec, command_history, history, settings.free, openings=bool(bands.any()))
     sizes = (inputs, *settings.hidden, 1)
     keys = jax.random.split(jax.random.key(settings.seed), count)
     layers = jax.vmap(lambda key: initial_layers(sizes, key=key, last_gain=0.1))(keys)
@@ -133,6 +135,7 @@ def make_untrained_plant(spec: ControlSpec, series: Sequence[Series], settings: 
         command_history=command_history,
         free=settings.free,
         observed_steps=settings.observed_steps,
+        dead_band=jnp.asarray(bands, jnp.float32) if bands.any() else None,
     )
 
 
@@ -271,9 +274,9 @@ class _Trainer:
         schedule = optax.cosine_decay_schedule(rate, steps, alpha=0.02)
         self.optimizer = optax.chain(
             optax.clip_by_global_norm(1.0),
-            optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_decayed),
+            optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_decay_mask),
         )
-        self.trained = lambda plant: eqx.partition(plant, _trained(plant, with_observer))
+        self.trained = lambda plant: eqx.partition(plant, _trainable_leaves(plant, with_observer))
 
         @eqx.filter_jit
         def advance(weights, fixed, moments, key, count: int):
@@ -305,7 +308,7 @@ class _Trainer:
         return eqx.combine(weights, fixed)
 
 
-def _trained(plant: LearnedPlant, with_observer: bool) -> Any:
+def _trainable_leaves(plant: LearnedPlant, with_observer: bool) -> Any:
     """Which leaves are trained: the networks, and the observer's gains where wanted."""
     nothing = jax.tree.map(lambda _: False, plant)
     chosen = jax.tree.map(lambda _: True, plant.networks)
@@ -316,7 +319,7 @@ def _trained(plant: LearnedPlant, with_observer: bool) -> Any:
     return chosen
 
 
-def _decayed(weights: LearnedPlant) -> Any:
+def _decay_mask(weights: LearnedPlant) -> Any:
     """Weight decay is for the weights of the networks only."""
     nothing = jax.tree.map(lambda _: False, weights)
     chosen = tuple((True, False) for _ in weights.networks.layers)

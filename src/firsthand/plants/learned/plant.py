@@ -15,7 +15,7 @@ networks do not know, such as a load.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from firsthand_onboard import ControlSpec
+from firsthand_onboard.arrays import namespace
 from firsthand_onboard.features import command_feature
 
 from ..base import AbstractPlant
@@ -107,6 +108,8 @@ class LearnedPlant(AbstractPlant):
     """Steps of a log through which the observer runs before the plant is left to itself."""
     beyond: Beyond = eqx.field(static=True, default="ignore")
     """What happens where the ensemble disagrees."""
+    dead_band: Float[Array, "2 commands"] | None = None
+    """(d₋, d₊) of every command: the networks then also see valve openings. None for plants fitted without."""
 
     @property
     def period_s(self) -> float:
@@ -241,7 +244,8 @@ class LearnedPlant(AbstractPlant):
         """What the network of each coordinate sees.
 
         Its own rates, and its own commands where there is one per coordinate. Of the others the present rate and mean
-        commands: a closer look at them only learns by heart which motions occurred together in the log.
+        commands: a closer look at them only learns by heart which motions occurred together in the log. With dead bands
+        the openings of the valves beside the commands, and how far all are open: they share one pump.
         """
         entries = coordinate_entries(self.spec)
         pose = jnp.asarray([i for i, entry in enumerate(entries) if entry not in self.free], int)
@@ -252,6 +256,13 @@ class LearnedPlant(AbstractPlant):
         own = [rates[None], changes, *([commands] if is_paired(self.spec) else [])]
         if not is_paired(self.spec):
             shared = jnp.concat([shared, commands.reshape(-1)])
+        elif self.dead_band is not None:
+            low, high = jax.lax.stop_gradient(self.dead_band)
+            open_ = valve_opening(commands, low, high)
+            parts = [open_[a:b] for a, b in command_blocks(len(commands))]
+            shared = jnp.concat([shared, *(p.mean(axis=0) for p in parts), *(jnp.abs(p).mean(axis=0) for p in parts)])
+            wide = (jnp.minimum(edge + KNEE, WIDEST) for edge in (low, high))
+            own += [open_, valve_opening(commands, *wide)]
         return jnp.concat([jnp.concat(own).T, jnp.tile(shared, (len(entries), 1))], axis=1)
 
     def _shown_velocity(self, state: LearnedState) -> Float[Array, " positions"]:
@@ -260,6 +271,8 @@ class LearnedPlant(AbstractPlant):
         return jnp.sum(self.observation.taps * state.rates, axis=0)[where]
 
 
+KNEE, WIDEST = 0.15, 0.9
+"""Where the second line begins with which a valve's gain may grow: this far beyond its dead band, at most there."""
 STOP_AT = 3.0
 """A plant that stops does so where the disagreement is this many times what is usual."""
 
@@ -280,12 +293,24 @@ def command_blocks(count: int) -> list[tuple[int, int]]:
     return [(0, min(third, count))] + ([(third, min(2 * third, count))] if count > third else [])
 
 
-def input_size(spec: ControlSpec, command_history: int, rate_history: int, free: tuple[int, ...] = ()) -> int:
-    """The length of a network's input."""
+def valve_opening(command: Any, low: Any, high: Any) -> Any:
+    """How far a valve is open beyond its dead band (d₋, d₊), ± 1 at full command; the command itself without one."""
+    xp = namespace(command)
+    return xp.maximum(command - high, 0.0 * command) / (1.0 - high) - xp.maximum(-command - low, 0.0 * command) / (
+        1.0 - low
+    )
+
+
+def input_size(
+    spec: ControlSpec, command_history: int, rate_history: int, free: tuple[int, ...] = (), *, openings: bool = False
+) -> int:
+    """The length of a network's input; `openings` are seen where there are dead bands."""
     coordinates, commands = len(coordinate_entries(spec)), spec.layout.num_commands
     own = rate_history + (1 + command_history if is_paired(spec) else 0)
     seen = sum(entry not in free for entry in coordinate_entries(spec))
     shared = seen + coordinates + commands * len(command_blocks(1 + command_history))
+    if openings and is_paired(spec):
+        own, shared = own + 2 * (1 + command_history), shared + 2 * commands * len(command_blocks(1 + command_history))
     return own + shared + (0 if is_paired(spec) else commands * (1 + command_history))
 
 

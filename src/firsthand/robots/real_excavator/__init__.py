@@ -40,7 +40,7 @@ SPREAD = (0.05, 0.08, 0.12, 0.12)
 
 
 @cache
-def described() -> LoggedRobot:
+def load_description() -> LoggedRobot:
     """Names, limits and control period of the machine."""
     return read_logged_robot(FOLDER / "robot.toml")
 
@@ -52,7 +52,7 @@ def work_cycle(seed: int, period_s: float, speed: float = 1.0) -> np.ndarray:
     poses = np.asarray([pose for _, pose in KEYFRAMES])
     poses = poses + rng.uniform(-1.0, 1.0, poses.shape) * np.asarray(SPREAD)
     poses[1], poses[-1] = poses[0], poses[-2]  # rest before and after
-    limits = described()
+    limits = load_description()
     poses = np.clip(poses, np.asarray(limits.position_low) + 0.02, np.asarray(limits.position_high) - 0.02)
     now = np.arange(round(CYCLE_S / speed / period_s)) * period_s
     which = np.clip(np.searchsorted(times, now, side="right") - 1, 0, len(times) - 2)
@@ -65,14 +65,14 @@ class WorkCycles:
 
     def __call__(self, speed: float) -> tuple[EvaluationReference, ...]:
         """Each from rest at its beginning."""
-        period = described().period_s
+        period = load_description().period_s
         cycles = [work_cycle(seed, period, speed) for seed in range(NUM_CYCLES)]
         return tuple(EvaluationReference(f"cycle {i + 1}", c, c[0]) for i, c in enumerate(cycles))
 
 
 def real_excavator_task() -> Task:
     """All four joints follow random poses; work cycles are for evaluation."""
-    return replace(described().make_task(), evaluation=WorkCycles(), evaluation_speed=1.0)
+    return replace(load_description().make_task(), evaluation=WorkCycles(), evaluation_speed=1.0)
 
 
 def real_excavator_sensors() -> dict[str, Sensors | None]:
@@ -82,4 +82,4 @@ def real_excavator_sensors() -> dict[str, Sensors | None]:
         noise=(3e-4, 3e-4, 5e-4, 2e-4, 4e-3, 4e-3, 7e-3, 3e-3),
         resolution=(step, step, step, 9.6e-5, 0.0, 0.0, 0.0, 0.0),
     )
-    return {"exact": None, "real": real.for_entries(described().spec().layout.measured)}
+    return {"exact": None, "real": real.for_entries(load_description().spec().layout.measured)}

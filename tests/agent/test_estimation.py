@@ -251,14 +251,17 @@ def test_the_error_of_an_observers_model_is_that_of_its_predictions(spec, learne
     assert np.isnan(float(innovation_error(learned, blind)))
 
 
-def candidates(spec, noise: float, episodes: int = 4) -> Estimation:
+def candidates(spec, noise: float, episodes: int = 4, *, late: bool = False) -> Estimation:
     settings = SETTINGS.with_changes({"model.steps": 600, "observer.windows": 16})
     model = Dynamics.random(spec, settings.model.hidden, key=jax.random.key(0))
     found, optimizer = Estimation.initial(model, settings), initial_optimizer(model, settings)
     buffer = Buffer.empty(episodes * 600, spec.layout.size, 1, 2)
     update = jax.jit(learn_candidates, static_argnames="settings")
     for i in range(episodes):
-        rollout = as_rollout(spec, simulate(600, seed=20 + i, noise=noise), trajectories=6)
+        truth, measured, commands = simulate(600, seed=20 + i, noise=noise)
+        if late:
+            measured[1:, 1] = measured[:-1, 1].copy()
+        rollout = as_rollout(spec, (truth, measured, commands), trajectories=6)
         buffer = append_rollout(buffer, rollout)
         found, optimizer, report = update(found, optimizer, buffer, rollout, settings, key=jax.random.key(i))
         assert bool(report.accepted)
@@ -271,10 +274,18 @@ def test_the_observer_is_used_behind_noisy_sensors_and_not_behind_exact_ones(spe
     assert float(noisy.advantage) < 0
     assert not bool(exact.active)
     assert float(exact.missed) < SETTINGS.model.noise_share < float(noisy.missed)
+    assert int(exact.trials) == 1  # the first update cannot know it; then nothing is left to estimate
     # What the policy is given is the model of the one in use.
     for found, expected in ((noisy, observer_dynamics(noisy.observer)), (exact, exact.register_model)):
         for a, b in zip(jax.tree.leaves(found.dynamics), jax.tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_the_observer_is_compared_behind_late_velocities_without_noise(spec):
+    late = candidates(spec, 0.0, episodes=2, late=True)
+    assert float(late.slipped) > SETTINGS.observer.slip_share
+    assert int(late.trials) > 0
+    assert float(late.missed) < SETTINGS.model.noise_share  # one-step predictions do not show it
 
 
 def test_register_and_observer_forecast_alike_before_anything_is_learned(spec):

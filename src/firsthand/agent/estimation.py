@@ -50,6 +50,7 @@ from .windows import (
     noise_share,
     one_step_errors,
     pseudo_huber,
+    slip_share,
 )
 
 SEGMENT = 128
@@ -74,6 +75,8 @@ class Estimation(eqx.Module):
     """Mean logarithm of the observer's errors over the register's on new episodes; negative where it pays."""
     missed: Float[Array, ""]
     """Share of the changes' variance that the register's one-step predictions miss on all data so far."""
+    slipped: Float[Array, ""]
+    """Share of the positions' changes that the integral of measured velocities misses: they may be late."""
     trials: Int[Array, ""]
     """Updates in which both were trained."""
 
@@ -82,9 +85,15 @@ class Estimation(eqx.Module):
         """Before the first episode: the observer is the register."""
         observer = initial_observer(dynamics, settings)
         moments = adam(settings).init(split_observer(observer)[0])  # pyright: ignore[reportArgumentType] (a pytree)
-        zero = jnp.zeros((), jnp.int32)
         return Estimation(
-            dynamics, observer, moments, jnp.asarray(settings.observer.use == 2), jnp.zeros(()), jnp.ones(()), zero
+            register_model=dynamics,
+            observer=observer,
+            optimizer=moments,
+            active=jnp.asarray(settings.observer.use == 2),
+            advantage=jnp.zeros(()),
+            missed=jnp.ones(()),
+            slipped=jnp.zeros(()),
+            trials=jnp.zeros((), jnp.int32),
         )
 
     @property
@@ -125,20 +134,25 @@ def learn_candidates(
 ) -> tuple[Estimation, PyTree, ModelReport]:
     """Compare register and observer on a new episode, choose, and train both; the episode is in the buffer already.
 
-    The observer is considered where one-step predictions of the register miss at least `model.noise_share`: with exact
-    sensors nothing is left to estimate. `optimizer` is the register's. Returns it, and the report of the one in use.
+    The observer is considered where one-step predictions of the register miss at least `model.noise_share`, or the
+    integral of measured velocities misses `observer.slip_share` of the positions' changes: with exact sensors nothing
+    is left to estimate. `optimizer` is the register's. Returns it, and the report of the one in use.
     """
     chosen = settings.observer
     register_key, observer_key, noise_key = jax.random.split(key, 3)
+    slip_key = jax.random.fold_in(noise_key, 1)
     observer = with_dynamics(estimation.observer, rescale(observer_dynamics(estimation.observer), buffer, settings))
     register = rescale(estimation.register_model, buffer, settings)
-    enough = jnp.where(estimation.active, 0.5, 1.0) * settings.model.noise_share
-    considered = (estimation.missed >= enough) | (chosen.use == 2)
+    enough = jnp.where(estimation.active, 0.5, 1.0)  # what is in use stays in use a little longer
+    noisy = estimation.missed >= enough * settings.model.noise_share
+    late = estimation.slipped >= enough * chosen.slip_share
+    considered = noisy | late | (chosen.use == 2)
     advantage = compare(estimation, rollout, settings)
     limit = jnp.where(estimation.active, -1.0, 1.0) * jnp.log(chosen.advantage)
     active = considered & ((advantage < limit) | (chosen.use == 2))
 
-    trying = estimation.trials < chosen.trials
+    # Without noise the register is trained on what it sees in a few steps; the observer's state must be found first.
+    trying = (estimation.trials < chosen.trials) | (late & ~noisy)
     other = jnp.where(considered, jnp.where(trying, chosen.trial_share, chosen.rival_share), 0.0)
     shares = jnp.where(active, jnp.stack([other, jnp.ones(())]), jnp.stack([jnp.ones(()), other]))
     steps = (settings.model.steps * shares).astype(jnp.int32)
@@ -153,7 +167,16 @@ def learn_candidates(
     observer, moments = select_tree(sound, (observer, moments), before)
     active = active & sound  # an observer that is not finite costs only itself
     report = report._replace(loss=jnp.where(active, loss, report.loss))
-    new = Estimation(register, observer, moments, active, advantage, missed, estimation.trials + considered)
+    new = Estimation(
+        register_model=register,
+        observer=observer,
+        optimizer=moments,
+        active=active,
+        advantage=advantage,
+        missed=missed,
+        slipped=slip_share(register, buffer, settings, key=slip_key),
+        trials=estimation.trials + considered,
+    )
     return new, optimizer, report
 
 

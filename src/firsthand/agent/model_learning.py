@@ -165,8 +165,11 @@ def learn_windows(
     """Adam on β ℓ_T + (1 − β) ℓ/(2σ²); returns the mean loss of the last round besides.
 
     ℓ_T is robust, ℓ the paper's loss, and σ² the share of the changes' variance that one-step predictions miss, which
-    gives both the same size. β rises from 0 to 1 as σ² goes from a third of `settings.model.noise_share` to all of it.
-    It and the scales of the errors are set anew `settings.model.rescalings` times, as the model gets better.
+    gives both the same size. β rises from 0 to 1 as σ² goes from a third of `settings.model.noise_share` to all of it,
+    and is at least `settings.model.rollout_share`. A state that remembers measurements and commands holds the same
+    thing more than once; how a model weighs the copies does not show in one-step predictions, but in a roll-out its own
+    errors may grow from step to step. β and the scales of the errors are set anew `settings.model.rescalings` times, as
+    the model gets better.
     """
     model = settings.model
     weights, fixed = split_trainable(dynamics)
@@ -180,7 +183,7 @@ def learn_windows(
         current = eqx.combine(weights, fixed)
         scales = error_scales(one_step_errors(current, buffer, model.scale_samples, key=scale_key), current, settings)
         missed = noise_share(scales, current)
-        blend = noise_blend(missed, settings)
+        blend = jnp.maximum(noise_blend(missed, settings), model.rollout_share)
 
         def rolled_out(weights, key):
             windows = draw_windows(buffer, continuations, sound, model.windows, model.horizon, key=key)

@@ -249,8 +249,15 @@ class ModelSettings(Group):
     noise_share: Number = setting(
         0.1,
         "where one-step predictions miss this share of the changes' variance, the model is trained on roll-outs alone; "
-        "below it, one-step predictions count besides, and below a third of it, alone",
+        "below it, one-step predictions count besides, and below a third of it, up to `model.rollout_share`",
         above=0,
+        maximum=1,
+    )
+    rollout_share: Number = setting(
+        0.1,
+        "roll-outs weigh at least this much, also where nothing is noise: one-step predictions leave open what a model "
+        "makes of its own errors",
+        minimum=0,
         maximum=1,
     )
     rescalings: int = setting(3, "how often per episode the sizes of errors are estimated", minimum=1)
@@ -285,6 +292,13 @@ class ObserverSettings(Group):
         0.98,
         "it is used once its errors over a horizon are below this share of the register's, and until theirs are below "
         "this share of its own",
+        above=0,
+        maximum=1,
+    )
+    slip_share: Number = setting(
+        0.003,
+        "it is compared with the register where the integral of measured velocities misses this share of the "
+        "positions' changes, in variance, or one-step predictions miss `model.noise_share`",
         above=0,
         maximum=1,
     )

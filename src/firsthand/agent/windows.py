@@ -106,6 +106,24 @@ def noise_share(scales: Float[Array, " m"], dynamics: Dynamics) -> Float[Array, 
     return jnp.mean(jnp.minimum((scales[entries] / dynamics.change_scale) ** 2, 1.0))
 
 
+def slip_share(dynamics: Dynamics, buffer: Buffer, settings: Settings, *, key: PRNGKeyArray) -> Float[Array, ""]:
+    """The share of the positions' changes that the integral of measured velocities misses, in variance: the largest.
+
+    Late velocities show here, and hardly in one-step predictions: they can be foretold well, but say where the robot
+    was going a moment ago. Both sizes are medians. Zero without velocities.
+    """
+    spec = dynamics.spec
+    if not spec.layout.velocity:
+        return jnp.zeros(())
+    positions = jnp.asarray(spec.layout.position)
+    states, commands, following = sample(buffer, settings.model.scale_samples, key=key)
+    missed = (jax.vmap(dynamics)(states, commands)[:, : following.shape[1]] - following)[:, positions]
+    moved = (following - states[:, : following.shape[1]])[:, positions]
+    least = settings.model.min_change_scale * jnp.asarray(spec.scales.change_scale)[positions]
+    usual = jnp.maximum(jnp.median(jnp.abs(moved), axis=0), least)
+    return jnp.max((jnp.median(jnp.abs(missed), axis=0) / usual) ** 2)
+
+
 def noise_blend(missed: Float[Array, ""], settings: Settings) -> Float[Array, ""]:
     """β: how far what one-step predictions miss is taken for noise, not for errors of the model.
 

@@ -129,13 +129,16 @@ def overshoot(
     noise: float = 0.0,
     seconds: float = 15.0,
     direction: int = 1,
+    directed: bool = True,
 ) -> tuple[float, str]:
     """How far full command takes the joint beyond a limit, in percent of its range, and the fault if there was one.
 
-    After a fault the command stays neutral, and the joint goes wherever that takes it.
+    After a fault the command stays neutral, and the joint goes wherever that takes it. Not `directed`: nobody has
+    declared which command moves the joint.
     """
     spec = make_spec(period_s, velocity=velocity)
-    gate = Gate(spec, GateLimits.of(spec, directions=((0, direction),), stopping=stopping))
+    directions = ((0, direction),) if directed else None
+    gate = Gate(spec, GateLimits.of(spec, directions=directions, stopping=stopping))
     plant = actuator.run(period_s, start)
     position, speed = next(plant)
     rng, state, fault, furthest = np.random.default_rng(0), gate.start(), "", -math.inf
@@ -156,7 +159,14 @@ def measure_overshoot(quick: bool) -> dict[str, dict[str, float]]:
     results = {}
     for name, actuator in (MACHINES if quick else {**MACHINES, **MORE_MACHINES}).items():
         worst = {}
-        for label, stopping in (("declared", actuator.stopping), ("not declared", None)):
+        for label, stopping in (
+            ("declared", actuator.stopping),
+            ("directions unknown", actuator.stopping),
+            ("not declared", None),
+        ):
+            directed = label != "directions unknown"
+            if not directed and "brake" in actuator.stopping:  # refused: nobody knows which command would brake it
+                continue
             noises = (0.0,) if actuator.acceleration and stopping is None else (0.0, 0.002)
             worst[label] = max(
                 overshoot(
@@ -167,6 +177,7 @@ def measure_overshoot(quick: bool) -> dict[str, dict[str, float]]:
                     start=start,
                     noise=noise,
                     direction=direction,
+                    directed=directed,
                 )[0]
                 for period in periods
                 for velocity in (True, False)

@@ -19,6 +19,7 @@ PARAMETERS = {
     "states": "/joint_states",
     "commands": "/forward_command_controller/commands",
     "limits": "",
+    "stop_lag": "",
     "listen": "tcp/127.0.0.1:7447",
     "neutral": "",
     "frame": "base_link",
@@ -36,9 +37,9 @@ def serve_command(parameters: Mapping[str, str]) -> list[str]:
     for name in OPTIONS:
         if parameters[name]:
             command += ["--machine-option", f"{name}={parameters[name]}"]
-    for name in ("limits", "listen"):
+    for name in ("limits", "stop_lag", "listen"):
         if parameters[name]:
-            command += [f"--{name}", parameters[name]]
+            command += [f"--{name.replace('_', '-')}", parameters[name]]
     return command
 
 

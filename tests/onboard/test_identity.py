@@ -5,7 +5,31 @@ from pathlib import Path
 
 import pytest
 
-from firsthand_onboard.identity import key_file, machine_identity
+from firsthand_onboard.identity import MachineIdentity, answer_of, key_file, machine_identity
+
+TAG, OTHER, QUESTION = "0" * 32, "1" * 32, "2" * 32
+
+
+def test_a_secret_is_given_once_and_proves_who_it_is(tmp_path: Path) -> None:
+    """Whoever hears what a trainer calls itself cannot have its secret given to him."""
+    machine = MachineIdentity(tmp_path / "a.key")
+    secret = machine.meet(TAG)
+    assert secret is not None
+    assert machine.meet(TAG) is None
+    assert machine.meet(OTHER) not in (None, secret)
+    again, other = MachineIdentity(tmp_path / "a.key"), MachineIdentity(tmp_path / "b.key")
+    assert again.meet(TAG) is None
+    assert again.prove(TAG, QUESTION) == answer_of(secret, QUESTION) != other.prove(TAG, QUESTION)
+    assert secret not in "".join(file.read_text() for file in tmp_path.iterdir())
+    for wrong in ("", "x" * 32, "0" * 31, "0" * 33, TAG + "\n"):
+        assert machine.meet(wrong) is machine.prove(wrong, QUESTION) is machine.prove(TAG, wrong) is None
+
+
+def test_where_it_cannot_be_kept_whom_it_has_met_it_meets_nobody(tmp_path: Path) -> None:
+    machine = MachineIdentity(tmp_path / "a.key")
+    (tmp_path / "a.key.met").symlink_to(tmp_path / "elsewhere")
+    assert machine.meet(TAG) is None
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_machine_keeps_its_name_and_another_has_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ from firsthand_onboard.observer import (
 )
 from firsthand_onboard.policy import expected_shapes, network_output
 from firsthand_onboard.timing import LockStep
+from readings import Readings
 
 SMALL = ControlSpec(
     robot="small",
@@ -423,22 +424,6 @@ def test_gradients_stay_finite_where_a_measurement_is_missing(spec):
 
 
 # In the robot's loop
-
-
-class Readings:
-    """A machine that measures what it is told to, whatever is commanded."""
-
-    def __init__(self, measured: np.ndarray) -> None:
-        self.left = list(measured)
-
-    def read(self) -> np.ndarray:
-        return self.left.pop(0)
-
-    def write(self, command: np.ndarray) -> None:
-        """Nothing moves."""
-
-    def neutral(self) -> None:
-        """Nothing moves."""
 
 
 def random_policy(spec: ControlSpec) -> NumpyPolicy:

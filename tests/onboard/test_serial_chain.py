@@ -23,10 +23,12 @@ from firsthand_onboard import (
     SpecError,
     StateLayout,
 )
+from firsthand_onboard.features import observation
 from firsthand_onboard.kinematics import (
     chain_jacobian,
     chain_points,
     nearest_configuration,
+    output_after,
     output_error,
     output_of_positions,
     tracked_output,
@@ -178,6 +180,30 @@ def test_the_robots_own_policy_is_the_learners(lever):
         np.testing.assert_allclose(policy(state, preview), policy_command(spec, layers, state, preview), atol=2e-5)
 
 
+def test_what_the_policy_sees_does_not_jump_where_a_rotation_vector_does():
+    """Half a turn from rest the output jumps to its opposite; the way from there to a reference nearby does not."""
+    spec = arm_spec(SerialChain((ChainJoint("revolute"),) * 7, tip=(0.3, 0.0, 0.0), lever=LEVER))
+    state = np.zeros(spec.layout.size)
+
+    def seen(angle, wanted):
+        here, there = state.copy(), np.zeros(7)
+        here[0], there[0] = angle, wanted
+        reference = np.asarray(output_of_positions(spec.kinematics, there))
+        preview = np.repeat(reference[None], 1 + len(spec.preview), axis=0)
+        return np.asarray(observation(spec, here, preview))[spec.layout.size :], reference
+
+    before, after = seen(np.pi - 0.01, np.pi - 0.005), seen(np.pi - 0.01, np.pi + 0.005)
+    assert np.abs(before[1] - after[1]).max() > 3 * LEVER  # what is tracked jumps
+    turned = after[0][:6] * np.asarray(spec.scales.error)
+    assert turned[5] == pytest.approx(0.015 * LEVER, rel=1e-6)
+    assert np.abs(before[0] - after[0]).max() < 0.1
+    # And back: the error leads from the one output to the other.
+    rng = np.random.default_rng(0)
+    found, wanted = (output_of_positions(spec.kinematics, rng.uniform(-3, 3, (20, 7))) for _ in range(2))
+    again = output_after(spec, found, output_error(spec, wanted, found))
+    np.testing.assert_allclose(output_error(spec, again, wanted), 0.0, atol=1e-6)
+
+
 @pytest.mark.parametrize("lever", [0.0, LEVER])
 def test_a_configuration_is_found_for_a_point_in_space(lever):
     arm = read(SIX, lever=lever)
@@ -282,6 +308,29 @@ def test_a_gear_divides_the_speed_and_multiplies_the_force(tmp_path):
     (tmp_path / "robot.xml").write_text(mjcf(HINGE, f"<actuator>{actuator}</actuator>"))
     arm = ArmModel.from_mjcf(tmp_path / "robot.xml", tip="b")
     assert (arm.speed, arm.effort) == ((3.0,), (20.0,))
+
+
+DEFAULTS = """<default><position forcerange="-7 7"/>
+<default class="strong"><general forcerange="-9 9" ctrlrange="-2 2" gear="3"/></default>
+<default class="free"><motor forcelimited="false" ctrllimited="false"/></default></default>"""
+
+
+@pytest.mark.parametrize("actuator", [
+    '<motor name="m" joint="one"/>',
+    '<velocity name="m" joint="one" class="strong"/>',
+    '<velocity name="m" joint="one" class="strong" gear="2" forcerange="-5 5"/>',
+    '<motor name="m" joint="one" class="free"/>',
+])  # fmt: skip
+def test_an_actuator_has_the_defaults_of_its_class_as_in_mujoco(actuator, tmp_path):
+    text = mjcf(HINGE, f"{DEFAULTS}<actuator>{actuator}</actuator>")
+    (tmp_path / "robot.xml").write_text(text)
+    arm = ArmModel.from_mjcf(tmp_path / "robot.xml", tip="b")
+    theirs = mujoco.MjModel.from_xml_string(text)  # type: ignore[attr-defined]
+    gear = theirs.actuator_gear[0, 0]
+    force = gear * theirs.actuator_forcerange[0, 1] if theirs.actuator_forcelimited[0] else None
+    speed = theirs.actuator_ctrlrange[0, 1] / gear if "velocity" in actuator else None
+    assert arm.effort == ((None,) if force is None else pytest.approx((force,)))
+    assert arm.speed == ((None,) if speed is None else pytest.approx((speed,)))
 
 
 @pytest.mark.parametrize("case", BAD_URDF)

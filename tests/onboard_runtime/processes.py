@@ -123,13 +123,16 @@ class Rig:
             raise
 
     def start(self) -> None:
-        """Start the onboard program (again)."""
-        self.onboard = Process(
-            *("-m", "firsthand_onboard", "serve", "--listen", self.address),
-            *("--machine", "firsthand_onboard.simulation:UdpMachine", "--machine-option", f"address={self.udp}"),
-            *self.options,
-            stderr=self.folder / "onboard.log",
-        )
+        """Start the onboard program (again); on a busy computer a strict one may not get through its start at once."""
+        machine = ("--machine", "firsthand_onboard.simulation:UdpMachine", "--machine-option", f"address={self.udp}")
+        command = ("-m", "firsthand_onboard", "serve", "--listen", self.address, *machine, *self.options)
+        for tries_left in (2, 1, 0):
+            try:
+                self.onboard = Process(*command, stderr=self.folder / "onboard.log")
+                break
+            except AssertionError:
+                if not tries_left:
+                    raise
         self.watchdog_pid = int(self.onboard.ready.rsplit(" ", 1)[1])
 
     def onboards_watchdog(self) -> int:

@@ -1,7 +1,10 @@
 """`make soak`: the long forms of the onboard tests, with the times that they took.
 
 python -m onboard_runtime.soak [--cuts 200] [--kills 50] [--trainer-kills 50] [--commands 100000]
-    [--messages 100000] [--floods 100] [--latch-kills 200] [--out FILE]
+    [--messages 100000] [--floods 100] [--latch-kills 200] [--clock-jumps 50] [--sleeps 50] [--both-stopped 50]
+    [--fuzz 600] [--out FILE]
+
+A count of 0 leaves a scene out. What is already in FILE of other scenes stays there: each has the commit that it is of.
 """
 
 import argparse
@@ -10,10 +13,12 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +36,12 @@ from firsthand_onboard.network import TO_ROBOT_KEY, LinkError
 from firsthand_onboard.toy import toy_spec
 
 from . import test_gate
+from .fuzz import FUZZERS
 from .processes import Rig, begin, rig, wait_for
 from .stops import floods, latch_kills
 from .test_messages import mutate
 from .test_runtime import SCENES
+from .time_scenes import both_stopped, clock_jumps, moving_client, sleeps
 
 SPEC = toy_spec()
 GOALS = np.tile(np.asarray([[0.8, -0.8], [-0.8, 0.8]], np.float32), (200, 1))
@@ -145,13 +152,11 @@ def kills(count: int, rng: random.Random, *, machine_timeout: bool = True) -> di
         scene = list(SCENES)[i % len(SCENES)]
         who, number = SCENES[scene]
         with tempfile.TemporaryDirectory() as folder, rig(Path(folder), strict=True, simulate=simulate) as made:
-            client = made.client()
-            begin(client, SPEC, "kill", GOALS)
-            wait_for(made.moving, "motion")
+            client = moving_client(made, "kill")
             time.sleep(rng.uniform(0.0, 0.5))
             assert made.onboard is not None
             moment = time.monotonic()
-            os.kill(made.onboard.pid if who == "onboard" else made.watchdog_pid, number)
+            os.kill(made.onboard.pid if who == "onboard" else made.onboards_watchdog(), number)
             time.sleep(0.4)
             wait_for(lambda made=made: not made.moving(), "neutral")
             times[scene].append(neutral_after(made, moment))
@@ -268,38 +273,48 @@ def trainer_kills(count: int, rng: random.Random) -> dict[str, Any]:
     return {"kills": count, "episodes": len(numbers), "ok": ok}
 
 
+DEFAULTS = {
+    "cuts": 200, "kills": 50, "trainer-kills": 50, "commands": 10**5, "messages": 10**5, "floods": 100,
+    "latch-kills": 200, "clock-jumps": 50, "sleeps": 50, "both-stopped": 50, "fuzz": 600,
+}  # fmt: skip
+"""How often each scene is played; of the fuzzers, seconds."""
+
+
+def commit() -> str:
+    """Of the code that was tried."""
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def main() -> None:
     """Run all, print a table, end with 1 if something did not hold."""
     parser = argparse.ArgumentParser()
-    for name, default in (
-        ("cuts", 200),
-        ("kills", 50),
-        ("trainer-kills", 50),
-        ("commands", 10**5),
-        ("messages", 10**5),
-        ("floods", 100),
-        ("latch-kills", 200),
-    ):
+    for name, default in DEFAULTS.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out", type=Path)
     given_ = parser.parse_args()
     rng = random.Random(0)
-    runs = {
-        "hostile commands": lambda: commands(given_.commands),
-        "mutated messages": lambda: mutated(given_.messages),
-        "link cut": lambda: cuts(given_.cuts, rng),
-        "onboard killed or frozen": lambda: kills(given_.kills, rng),
-        "the same, machine without a timeout": lambda: kills(given_.kills, rng, machine_timeout=False),
-        "trainer killed": lambda: trainer_kills(given_.trainer_kills, rng),
-        "stop under a flood": lambda: floods(given_.floods, rng),
-        "killed with a latch": lambda: latch_kills(given_.latch_kills, rng),
+    runs: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
+        "hostile commands": (given_.commands, commands),
+        "mutated messages": (given_.messages, mutated),
+        "link cut": (given_.cuts, lambda n: cuts(n, rng)),
+        "onboard killed or frozen": (given_.kills, lambda n: kills(n, rng)),
+        "the same, machine without a timeout": (given_.kills, lambda n: kills(n, rng, machine_timeout=False)),
+        "trainer killed": (given_.trainer_kills, lambda n: trainer_kills(n, rng)),
+        "stop under a flood": (given_.floods, lambda n: floods(n, rng)),
+        "killed with a latch": (given_.latch_kills, lambda n: latch_kills(n, rng)),
+        "clock set while it moves": (given_.clock_jumps, lambda n: clock_jumps(n, rng)),
+        "computer asleep": (given_.sleeps, lambda n: sleeps(n, rng)),
+        "both processes stopped": (given_.both_stopped, lambda n: both_stopped(n, rng)),
+        **{
+            f"fuzzed: {name}": (given_.fuzz, lambda n, f=fuzzer: {"seconds": n, **f(float(n), rng)})
+            for name, fuzzer in FUZZERS.items()
+        },
     }
-    counts = (given_.commands, given_.messages, given_.cuts, given_.kills, given_.kills, given_.trainer_kills)
-    counts = (*counts, given_.floods, given_.latch_kills)
-    results = {}
-    for (name, run), count in zip(runs.items(), counts, strict=True):
+    results = json.loads(given_.out.read_text()) if given_.out and given_.out.exists() else {}
+    for name, (count, run) in runs.items():
         if count:
-            results[name] = {**run(), "load": round(os.getloadavg()[0], 1)}
+            results[name] = {**run(count), "load": round(os.getloadavg()[0], 1), "commit": commit()}
             print(name, json.dumps(results[name]), flush=True)
             if given_.out:  # after every scene: an hour's work shall not be lost in the last one
                 given_.out.write_text(json.dumps(results, indent=2) + "\n")

@@ -24,7 +24,7 @@ import numpy as np
 from firsthand_onboard.toy import Toy
 class Standing:
     spec = Toy().spec
-    command_kind = "rate"
+    stopping = {"lag_s": 0.3}
     def read(self): return np.zeros(4)
     def write(self, command): pass
     def neutral(self): pass

@@ -22,6 +22,7 @@ from firsthand_onboard import timing
 from firsthand_onboard.faults import CRASHED, FaultLatch
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.homing import Homing, HomingController
+from firsthand_onboard.identity import MachineIdentity
 from firsthand_onboard.link import MAX_BYTES_AT_ONCE, MAX_MESSAGES_AT_ONCE, ROBOT_QUEUE, ClientEnd, FloodMeter, RobotEnd
 from firsthand_onboard.machine import MachineError
 from firsthand_onboard.messages import Message, encode
@@ -333,6 +334,29 @@ def test_a_stop_has_a_way_of_its_own_that_no_flood_fills(program):
             wait_for(lambda n=number: program.runtime.latch.number > n, "a new number")
         assert acknowledge(program.address) == "idle"
         client.close()
+
+
+def test_who_only_knows_a_machines_name_is_not_believed(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    task = dataclasses.replace(make_task("excavator"), spec=SPEC, home=(0.0, 0.0))
+    real, said = MachineIdentity(tmp_path / "a.key"), []
+
+    def met(proof: MachineIdentity | None) -> str:
+        program.runtime.identity, program.runtime.proof = real.name, proof
+        disconnect(program.address)
+        return RemoteRobot(program.address, task, say=said.append).machine_id
+
+    try:
+        assert met(real) == real.name  # the first time everybody is believed
+        assert met(real) == real.name
+        assert met(MachineIdentity(tmp_path / "a.key")) == real.name  # after a restart
+        assert met(None) == ""
+        assert met(MachineIdentity(tmp_path / "b.key")) == ""
+        assert met(real) == real.name
+        assert len(said) == 2
+        assert "cannot prove it" in said[0]
+    finally:
+        disconnect(program.address)
 
 
 def test_another_machine_at_the_same_address_is_not_moved_with_the_range_of_the_first(program):

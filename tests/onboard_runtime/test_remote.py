@@ -179,7 +179,8 @@ def stuck(authority: float = 1.0) -> ExecutorRobot:
     measured = np.zeros(task.spec.layout.num_measured)
     measured[list(task.spec.layout.position)] = task.spec.limits.position_low
     # Its sensors never change: the gate would take them for frozen ones.
-    robot = ExecutorRobot(Stuck(measured), task, GateLimits.of(task.spec, check_sensors=0))
+    limits = GateLimits.of(task.spec, directions=[(i, 1) for i in range(4)], check_sensors=0)
+    robot = ExecutorRobot(Stuck(measured), task, limits)
     set_authority(robot, authority)
     return robot
 

@@ -139,7 +139,7 @@ class Ros:
             *words,
         ]
         command += ["--listen", address, "--priority", "0", "--watchdog", "5", "--limits", str(self.limits())]
-        command += ["--command-kind", "rate"]
+        command += ["--stop-lag", "0.3"]
         with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True) as program:
             try:
                 assert program.stdout is not None

@@ -135,7 +135,7 @@ def test_the_command_acknowledges_only_what_somebody_has_seen(running, monkeypat
 
 def home(client: ClientEnd, name: str) -> dict:
     """Go home from the end of a short trajectory; what was answered."""
-    begin(client, SPEC, f"{name}, before", GOALS[:1])
+    begin(client, SPEC, f"{name} before", GOALS[:1])
     assert finished(client)["job"]["ended"] == "done"
     answer = client.ask("job", {"name": name, "kind": "home"})
     assert answer.kind == "reply", answer.body
@@ -362,11 +362,17 @@ def test_only_a_simulation_runs_at_another_speed(says, speed, tmp_path, capsys):
     [
         ("", "--wide-limits", "--wide-limits switches the gate's limits off, but the machine"),
         ("command_kind = 'rate'", "--wide-limits", "does not say that it is a simulation"),
-        ("", "", "it is not declared how the machine stops"),
-        ("stopping = {'speed': 1.0, 'dead_time_s': 0.1}", "", "it is not declared how the machine stops"),
-        ("command_kind = 'acceleration'", "", "it is not declared what does: give brake"),
-        ("simulated, command_kind = True, 'acceleration'", "", "it is not declared what does: give brake"),
-        ("", "--command-kind acceleration", "it is not declared what does: give brake"),
+        ("", "", "it is not declared how shoulder.position stops"),
+        ("stopping = {'speed': 1.0, 'dead_time_s': 0.1}", "", "it is not declared how shoulder.position stops"),
+        ("stopping = {'deceleration': None}", "", "it is not declared how shoulder.position stops"),
+        ("stopping = {'deceleration': [1.0, None]}", "", "it is not declared how elbow.position stops"),
+        ("command_kind = 'rate'", "", "it is not declared how shoulder.position stops"),
+        ("", "--command-kind position", "it is not declared how shoulder.position stops"),
+        ("", "--stop-lag nan", "stop-lag is nan s, but must lie between 0 and 60"),
+        ("command_kind, stopping = 'acceleration', {'deceleration': 1.0}", "", "what does stop shoulder.position"),
+        ("command_kind = 'acceleration'", "", "what does stop shoulder.position: give brake"),
+        ("simulated, command_kind = True, 'acceleration'", "", "what does stop shoulder.position: give brake"),
+        ("", "--command-kind acceleration", "what does stop shoulder.position: give brake"),
         ("command_kind = 'torque'", "", "command_kind is 'torque', but must be one of position, rate, acceleration"),
     ],
 )

@@ -15,16 +15,19 @@ from typing import Any
 import numpy as np
 
 from . import __version__
+from .answers import Status, read_status, refusal
 from .command_check import CommandLimits
 from .faults import temporary_name
 from .gate_limits import COMMAND_KINDS, GateLimits, check_stops_are_known
 from .homing import Homing, HomingController
-from .identity import key_file, machine_identity
+from .identity import MachineIdentity, key_file
 from .joint_limits import UNKNOWN_STOP_S
 from .link import ClientEnd, RobotEnd, stop_machine
 from .machine import MachineError, as_measured, load_machine
 from .machine_lock import lock_machine
+from .messages import Message
 from .network import LinkError, Security, check_address, split_address
+from .ordinary_files import read_ordinary
 from .runtime import Runtime, RuntimeSettings
 from .signing import PUBLIC, Signer
 from .simulation import PlantServer
@@ -35,6 +38,8 @@ from .watchdog import key_value
 from .watched import WatchedMachine
 
 WRONG_INPUT = 2
+MAX_TEXT = 1 << 24
+"""Bytes of a specification, of limits or of a homing."""
 ONE_THREAD = "OPENBLAS_NUM_THREADS"
 ADDRESS = "tcp/127.0.0.1:7447"
 
@@ -49,6 +54,9 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(serve)
     serve.add_argument("--spec", type=Path, help="the control specification (JSON), if the machine has none itself")
     serve.add_argument("--limits", type=Path, help="the gate's limits (JSON); `look --limits` prints the default ones")
+    serve.add_argument(
+        "--stop-lag", type=float, help="seconds at its speed for which a joint goes on after neutral, if undeclared"
+    )
     serve.add_argument(
         "--command-kind", choices=COMMAND_KINDS, help="what commands set, if the machine does not say so itself"
     )
@@ -125,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _text(path: Path, what: str) -> str:
     try:
-        return path.read_text()
+        return read_ordinary(path, MAX_TEXT).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"the {what} file {path} cannot be read: {error}") from None
 
@@ -218,6 +226,8 @@ def _warn_of_undeclared(spec: ControlSpec, limits: GateLimits) -> None:
 def _serve(given: argparse.Namespace) -> int:
     if not 0.01 <= given.speed <= 1000:
         raise SpecError(f"speed is {given.speed}, but must lie between 0.01 and 1000")
+    if given.stop_lag is not None and not 0 <= given.stop_lag <= 60:  # NaN is not inside either
+        raise SpecError(f"stop-lag is {given.stop_lag} s, but must lie between 0 and 60")
     settings = RuntimeSettings(given.lease, given.on_lost, given.rearm, given.latch)
     if given.latch is not None:
         _check_writable(given.latch, "latch")
@@ -238,16 +248,19 @@ def _serve(given: argparse.Namespace) -> int:
                 f"--wide-limits switches the gate's limits off, but the machine {given.machine!r} does not say that it "
                 "is a simulation (simulated = True): leave it out, and change single limits with --limits"
             )
+        stopping = machine.stopping
+        if stopping is None and given.stop_lag is not None:
+            stopping = {"lag_s": given.stop_lag}
         if given.wide_limits:
             limits = GateLimits.wide(spec, machine.neutral_command)
         elif given.limits is not None:
             limits = GateLimits.from_json(
-                _text(given.limits, "limits"), spec, machine.neutral_command, machine.directions, machine.stopping
+                _text(given.limits, "limits"), spec, machine.neutral_command, machine.directions, stopping
             )
         else:
-            limits = GateLimits.of(spec, machine.neutral_command, machine.directions, machine.stopping)
+            limits = GateLimits.of(spec, machine.neutral_command, machine.directions, stopping)
         kind = given.command_kind or machine.command_kind
-        check_stops_are_known(limits, kind, simulated=machine.simulated)
+        check_stops_are_known(spec, limits, kind, simulated=machine.simulated)
         homing = _homing(given, spec, limits, machine.homing)
         log = logging.getLogger("firsthand-onboard")
         if not given.wide_limits:
@@ -255,7 +268,7 @@ def _serve(given: argparse.Namespace) -> int:
         machine.limit(_command_limits(limits, spec.period_s, given.speed))
         link = RobotEnd(given.listen, security)
         stop_way = _stop_way(given, security)
-        identity = machine_identity(given.identity or key_file(given.machine, dict(given.machine_option)))
+        identity = MachineIdentity(given.identity or key_file(given.machine, dict(given.machine_option)))
         runtime = Runtime(
             spec, machine, limits, link, settings, spec.period_s / given.speed, homing, stop_way, identity, signer
         )
@@ -347,16 +360,18 @@ def _look(given: argparse.Namespace) -> int:
     return 0
 
 
-def _client(given: argparse.Namespace) -> tuple[ClientEnd, dict[str, Any]]:
+def _client(given: argparse.Namespace) -> tuple[ClientEnd, Message]:
+    """A link to the robot's program, and what it says when it is greeted."""
     security = None if given.certificates is None else Security.in_folder(given.certificates, "operator")
     client = ClientEnd(given.address, security, run="operator", operator=True)
-    return client, dict(client.hello().body)
+    return client, client.hello()
 
 
 def _status(given: argparse.Namespace) -> int:
-    client, status = _client(given)
+    client, hello = _client(given)
     client.close()
-    shown = {n: v for n, v in status.items() if n not in ("spec", "limits", "yours")}
+    read_status(hello)
+    shown = {n: v for n, v in hello.body.items() if n not in ("spec", "limits", "yours")}
     print(json.dumps(shown, indent=2))
     return 0
 
@@ -370,11 +385,12 @@ def _stop(given: argparse.Namespace) -> int:
 
 
 def _recover(given: argparse.Namespace) -> int:
-    client, status = _client(given)
+    client, hello = _client(given)
     try:
+        status = read_status(hello)
         if not sys.stdin.isatty():
             raise SpecError("a machine is led back under the eyes of an operator: run `recover` in a terminal")
-        print(f"the machine is {status['state']}; it moves while this program runs, Ctrl-C lets it go")
+        print(f"the machine is {status.state}; it moves while this program runs, Ctrl-C lets it go")
         if input("is everybody out of its reach, and the emergency stop in your hand? [y/N] ").strip().lower() != "y":
             return 1
         return recover_machine(client)
@@ -388,41 +404,42 @@ def recover_machine(client: ClientEnd) -> int:
     """Ask again and again until the machine is inside its limits; `LinkError` says why it is not."""
     while True:
         answer = client.ask("recover", patience_s=1.0, tries=1)
-        job = answer.body.get("job") or {}
+        job = read_status(answer).job
         if answer.kind == "refused":
-            if job.get("kind") != "recover" or not job.get("ended"):
-                raise LinkError(str(answer.body["why"]))
-            if job["ended"] != "done":
-                raise LinkError(f"the machine was not led back: {job['ended']}")
+            if job is None or job.kind != "recover" or not job.ended:
+                raise LinkError(refusal(answer))
+            if job.ended != "done":
+                raise LinkError(f"the machine was not led back: {job.ended}")
             print("every joint is inside its limits")
             return 0
         time.sleep(0.1)
 
 
 def _acknowledge(given: argparse.Namespace) -> int:
-    client, status = _client(given)
+    client, hello = _client(given)
     try:
-        if status["state"] != "fault":
-            print(f"there is no fault; the machine is {status['state']}")
+        status = read_status(hello)
+        if status.state != "fault":
+            print(f"there is no fault; the machine is {status.state}")
             return 0
-        if given.fault is None and not _confirmed(status):
+        if given.fault is None and not _ask_confirmation(status):
             print("not acknowledged")
             return 1
-        number = status["fault_number"] if given.fault is None else given.fault
+        number = status.fault_number if given.fault is None else given.fault
         answer = client.acknowledge(number)
     finally:
         client.close()
     if answer.kind == "refused":
-        raise LinkError(str(answer.body["why"]))
-    print(f"acknowledged: {status['fault']}; the machine is {answer.body['state']}")
+        raise LinkError(refusal(answer))
+    print(f"acknowledged: {status.fault}; the machine is {read_status(answer).state}")
     return 0
 
 
-def _confirmed(status: dict[str, Any]) -> bool:
+def _ask_confirmation(status: Status) -> bool:
     """Whether somebody at the terminal has read the fault and says yes."""
-    fault = f"fault {status['fault_number']}: {status['fault']}"
+    fault = f"fault {status.fault_number}: {status.fault}"
     if not sys.stdin.isatty():
-        raise SpecError(f"{fault}; nobody can be asked without a terminal, give --fault {status['fault_number']}")
+        raise SpecError(f"{fault}; nobody can be asked without a terminal, give --fault {status.fault_number}")
     print(fault)
     try:
         return input("acknowledge it, so that the machine may move again? [y/N] ").strip().lower() in ("y", "yes")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SLACK = 1e-3
-"""Relative, for rounding and for a clock that is not exact."""
+"""Relative, for rounding and for a clock that is not exact; in seconds for a measurement from the future."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class CommandCheck:
         rounding = 1e-6 * (limits.high - limits.low)
         if not ((limits.low - rounding <= command) & (command <= limits.high + rounding)).all():
             return f"a command outside its range: {np.array2string(command, precision=4)}"
-        if not self._lock_step and not now - read_at <= limits.age_s:
+        if not self._lock_step and not -SLACK <= now - read_at <= limits.age_s:
             return f"a command {1000 * (now - read_at):.0f} ms after its measurement"
         return self._spend(limits, command, now, rounding)
 

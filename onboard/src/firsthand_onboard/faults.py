@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import stat
 from pathlib import Path
 from typing import Any
+
+from .messages import printable
+from .ordinary_files import read_ordinary
 
 log = logging.getLogger("firsthand-onboard")
 
@@ -43,9 +45,9 @@ class FaultLatch:
 
     def set(self, fault: str) -> None:
         """Latch a fault. A disk that is full or gone must not end the program: the fault is latched all the same."""
-        self.is_set, self.fault = True, fault[:MAX_FAULT]
+        self.is_set, self.fault = True, printable(fault)[:MAX_FAULT]
         self.number += 1
-        log.error("fault %d: %s; latched until the operator acknowledges it", self.number, fault)
+        log.error("fault %d: %s; latched until the operator acknowledges it", self.number, self.fault)
         if self.path is None:
             return
         try:
@@ -95,29 +97,15 @@ class FaultLatch:
     def _recall(self, path: Path) -> None:
         """A file that cannot be read counts as a fault too: something was written there."""
         try:
-            stored = json.loads(_read_file(path))
+            stored = json.loads(read_ordinary(path, MAX_FILE))
             number, moving = stored["number"], stored.get("moving") is True
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_NUMBER:
                 raise ValueError("its number is not a whole number")
             fault = CRASHED if moving else stored["fault"]
             if not isinstance(fault, str):
                 raise ValueError("its fault is not text")
-            self.fault, self.number = fault[:MAX_FAULT], number + moving
+            self.fault, self.number = printable(fault)[:MAX_FAULT], number + moving
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self.fault = f"the latch file {path} is damaged ({type(error).__name__})"[:MAX_FAULT]
         self.is_set = True
         log.error("fault from before the restart: %s; it still waits for the operator", self.fault)
-
-
-def _read_file(path: Path) -> bytes:
-    """The content of an ordinary file of a sensible size; a pipe would be waited for, a device never end."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("it is not an ordinary file")
-        content = os.read(handle, MAX_FILE + 1)
-    finally:
-        os.close(handle)
-    if len(content) > MAX_FILE:
-        raise ValueError("it is too long")
-    return content

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import constant, namespace
-from .kinematics import output_of_positions, tracked_output
+from .kinematics import output_error, output_of_positions, tracked_output
 from .spec import ControlSpec, StateLayout
 
 PEAK_OF_QUINTIC = 1.875
@@ -119,12 +119,14 @@ def observation(spec: ControlSpec, state: Any, preview: Any) -> Any:
     """The policy's input for one step.
 
     `preview[0]` is the reference now and `preview[j]` the one `spec.preview[j-1]` steps ahead. The reference enters
-    relative to the robot: the error now, and how far the reference will move from where it is now.
+    relative to the robot: the error now, and how far the reference will move from where it is now. Orientations enter
+    as the rotation from the one to the other (`output_error`), which does not jump where a rotation vector does.
     """
     xp = namespace(state)
-    error = (preview[0] - tracked_output(spec, measured_part(spec.layout, state))) / _divisor(spec.scales.error, state)
-    motion = xp.reshape((preview[1:] - preview[0]) / _divisor(spec.scales.preview, state), (-1,))
-    return xp.concat([robot_features(spec, state), error, motion])
+    output = tracked_output(spec, measured_part(spec.layout, state))
+    error = output_error(spec, preview[0], output) / _divisor(spec.scales.error, state)
+    motion = output_error(spec, preview[1:], preview[:1]) / _divisor(spec.scales.preview, state)
+    return xp.concat([robot_features(spec, state), error, xp.reshape(motion, (-1,))])
 
 
 def _divisor(scale: Any, like: Any) -> Any:

@@ -159,7 +159,7 @@ class Gate:
                 return self._without(state, why)
         else:
             sensors = dataclasses.replace(sensors, values=tuple(values))
-        rooms, joints = self.joints(state.joints, values, efforts, state.age, recovering)
+        rooms, joints = self.joints(state.joints, values, self._driving(efforts, effort), state.age, recovering)
         if rooms.fault:
             return self._nothing(rooms.fault, dataclasses.replace(state, joints=joints))
         share, output = (min(authority, 1.0) if authority >= 0 else 0.0) * rooms.of_all, ()
@@ -228,8 +228,9 @@ class Gate:
         values = measured.tolist()
         if not all(map(math.isfinite, values)):
             return dataclasses.replace(state, command=command, change=self._rest, age=state.age + 1)
-        efforts, _ = self._efforts(state.command.tolist())
-        joints = self.joints(state.joints, values, efforts, state.age, True)[1]
+        joints = self.joints(
+            state.joints, values, self._driving(*self._efforts(state.command.tolist())), state.age, True
+        )[1]
         sensors = dataclasses.replace(state.sensors, values=tuple(values))
         return GateState(command, self._rest, joints, sensors, self._calm)
 
@@ -257,6 +258,11 @@ class Gate:
             if joint >= 0:
                 efforts[joint] = min(max(efforts[joint] + sign * share, -1.0), 1.0)
         return efforts, largest
+
+    def _driving(self, efforts: list[float], largest: float) -> list[float]:
+        """What may have driven each joint: any channel where it is not known which one does."""
+        joints = self.joints.joints
+        return [e if j.driven else largest for e, j in zip(efforts, joints)]  # noqa: B905 (Python 3.10)
 
     def _follow_mean(
         self, state: GateState, wanted: list[float]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .spec import ControlSpec, SpecError
+from .spec import ControlSpec, SpecError, whole_number
 
 WINDOW = 20
 """Missing measurements are also counted over this many steps."""
@@ -176,7 +176,14 @@ class GateLimits:
             "command_age_s": spec.period_s,
             **read_stopping(spec, stopping),
         }
-        return GateLimits(**{**fields, **changes})
+        made = GateLimits(**{**fields, **changes})
+        for i, (a, b) in enumerate(zip(made.low, made.high)):  # noqa: B905 (Python 3.10)
+            if len(made.low) == len(low) and not (low[i] <= a and b <= high[i]):
+                raise SpecError(
+                    f"gate.low[{i}] and gate.high[{i}] are {a:g} and {b:g}, but must lie inside the specification's "
+                    f"command range, {low[i]:g} to {high[i]:g}"
+                )
+        return made
 
     @staticmethod
     def wide(spec: ControlSpec, neutral: Any = None) -> GateLimits:
@@ -197,7 +204,7 @@ class GateLimits:
     ) -> GateLimits:
         """Limits from a file; what it does not name is as `GateLimits.of` has it."""
         try:
-            data = json.loads(text)
+            data = json.loads(text, parse_int=whole_number)
         except (json.JSONDecodeError, RecursionError) as error:
             raise SpecError(f"the gate's limits are not JSON: {error}") from None
         known = [field.name for field in dataclasses.fields(GateLimits)]
@@ -247,26 +254,29 @@ def read_stopping(spec: ControlSpec, stopping: Any) -> dict[str, tuple[float, ..
     return fields
 
 
-def check_stops_are_known(limits: GateLimits, kind: str | None, *, simulated: bool) -> None:
-    """Refuse a machine of which nobody knows whether neutral stops it; a simulation may be tried.
+def check_stops_are_known(spec: ControlSpec, limits: GateLimits, kind: str | None, *, simulated: bool) -> None:
+    """Refuse a machine of which nobody has said how far its joints go on after neutral; a simulation may be tried.
 
-    `kind` is what its commands are declared to set. Joints whose lag or deceleration is declared need none.
+    `kind` is what its commands are declared to set: where that are forces, every joint must say what brakes it.
     """
     if kind is not None and kind not in COMMAND_KINDS:
         raise SpecError(f"command_kind is {kind!r}, but must be one of {', '.join(COMMAND_KINDS)}")
-    if limits.stop_lag_s or limits.deceleration:
-        return
-    if kind == "acceleration":
-        raise SpecError(
-            "command_kind is 'acceleration', so that neutral does not stop the machine, but it is not declared what "
-            "does: give brake and deceleration in `stopping` of the machine's class, or in the limits"
-        )
-    if kind is None and not simulated:
-        raise SpecError(
-            "it is not declared how the machine stops: give its class `stopping` (`firsthand inspect` measures it), or "
-            'at first command_kind = "rate" or "position" if the neutral command alone stops every joint; for forces '
-            "and torques it does not, and `stopping` must have `brake` and `deceleration`"
-        )
+    for i, at in enumerate(spec.layout.position):
+        name = spec.layout.measured[at]
+        if kind == "acceleration" and not limits.brake[i : i + 1] > (0.0,):
+            raise SpecError(
+                f"command_kind is 'acceleration', so that neutral does not stop the machine, but it is not declared "
+                f"what does stop {name}: give brake and deceleration in `stopping` of the machine's class, or in the "
+                "limits"
+            )
+        numbers = (*limits.stop_lag_s[i : i + 1], *limits.deceleration[i : i + 1])
+        if not simulated and not any(number < math.inf for number in numbers):
+            raise SpecError(
+                f"it is not declared how {name} stops: give the machine's class `stopping` with `lag_s`, the seconds "
+                "at its speed for which a joint goes on after the neutral command (or `serve --stop-lag SECONDS`); "
+                "more than you have seen is careful, less is not. Where commands are forces or torques neutral does "
+                "not stop it, and `stopping` must have `brake` and `deceleration`"
+            )
 
 
 def assumed_neutral(spec: ControlSpec) -> np.ndarray:

@@ -17,7 +17,7 @@ from .features import PEAK_OF_QUINTIC, quintic_blend
 from .gate_limits import GateLimits
 from .machine import MachineError
 from .policy import fast_output
-from .spec import CHAINS, ControlSpec, SpecError
+from .spec import CHAINS, ControlSpec, SpecError, whole_number
 
 AWAY = "homing leads away from its reference"
 NEAR = 0.03
@@ -60,7 +60,7 @@ class Homing:
     def from_json(text: str) -> Homing:
         """From a file or a message; one sentence for what is wrong with it."""
         try:
-            data = json.loads(text)
+            data = json.loads(text, parse_int=whole_number)
         except (json.JSONDecodeError, RecursionError) as error:
             raise SpecError(f"the homing is not JSON: {error}") from None
         known = [field.name for field in dataclasses.fields(Homing)]

@@ -2,12 +2,14 @@
 
 An address says where a machine is today, not which one it is. What a trainer has learned to allow on one machine holds
 on that one alone, so every machine has a name that stays when its address changes and that no other has. The key never
-leaves its file.
+leaves its file. A trainer that meets the machine for the first time is given a secret made from it, once; from then on
+the machine proves with it that it is the one: whoever only knows its name cannot.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import logging
 import os
@@ -32,11 +34,61 @@ def key_file(machine: str, options: Mapping[str, str]) -> Path:
     return state / "firsthand-onboard" / "machines" / f"{digest[:16]}.key"
 
 
-def machine_identity(path: Path) -> str:
-    """The machine's name, from the key in this file; where there is none yet, or a damaged one, it is made.
+TAG = re.compile(r"[0-9a-f]{32}")
+"""What trainers call themselves towards one machine, and what they want to have proven."""
+MAX_PAIRED = 4096
 
-    Where it cannot be kept, the machine has a new name each time, and what was earned on it is not recognised.
-    """
+
+class MachineIdentity:
+    """A machine's name, and how it proves that it is the one."""
+
+    def __init__(self, path: Path) -> None:
+        """From the key in this file; where there is none yet, or a damaged one, it is made.
+
+        Where it cannot be kept, the machine has a new name each time, and what was earned on it is not recognised.
+        """
+        self._key, self._pairs = _read_or_make(path), path.with_name(path.name + ".met")
+        self.name = hashlib.sha256(f"firsthand machine {self._key}".encode()).hexdigest()[:32]
+
+    def meet(self, tag: str) -> str | None:
+        """The secret for a trainer that calls itself so, once; None for one that has it, or is not a trainer."""
+        if not TAG.fullmatch(tag):
+            return None
+        try:
+            handle = os.open(self._pairs, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            with os.fdopen(handle, "r+", encoding="ascii", errors="replace") as file:
+                known = file.read(MAX_PAIRED * 33).split()
+                if tag in known or len(known) >= MAX_PAIRED:
+                    return None
+                file.write(f"{tag}\n")
+                file.flush()
+                os.fsync(handle)
+        except (OSError, ValueError) as error:
+            log.warning("who has met this machine cannot be kept (%s): nobody new is met", error)
+            return None
+        return self._secret(tag)
+
+    def prove(self, tag: str, question: str) -> str | None:
+        """The answer that only this machine can give to a trainer that calls itself so."""
+        if not TAG.fullmatch(tag) or not TAG.fullmatch(question):
+            return None
+        return answer_of(self._secret(tag), question)
+
+    def _secret(self, tag: str) -> str:
+        return hmac.new(self._key.encode(), f"trainer {tag}".encode(), hashlib.sha256).hexdigest()
+
+
+def answer_of(secret: str, question: str) -> str:
+    """What a machine with this secret answers."""
+    return hmac.new(secret.encode(), question.encode(), hashlib.sha256).hexdigest()
+
+
+def machine_identity(path: Path) -> str:
+    """The name of the machine whose key is in this file."""
+    return MachineIdentity(path).name
+
+
+def _read_or_make(path: Path) -> str:
     key = _read(path)
     if key is None:
         key = secrets.token_hex(32)
@@ -47,7 +99,7 @@ def machine_identity(path: Path) -> str:
             log.warning("this machine's key cannot be kept (%s): it will have another name next time", error)
         else:
             key = _read(path) or key  # somebody else may have been faster
-    return hashlib.sha256(f"firsthand machine {key}".encode()).hexdigest()[:32]
+    return key
 
 
 def _read(path: Path) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from .numpy_observer import NumpyController, NumpyObserver, has_observer, observ
 from .policy import NumpyPolicy
 from .signing import Signer
 from .spec import ControlSpec
+from .streams import Stream, check_points
 
+JOB_NAME = re.compile(r"[A-Za-z0-9_.: -]{1,64}")
 MAX_POLICIES = 4
 """How many policies the robot keeps; the oldest go first."""
 
@@ -29,7 +32,8 @@ class Job:
 
     name: str
     kind: str
-    """`visit` goals, `follow` a reference, `play` commands, go `home`; or `recover`, for which an operator asks."""
+    """`visit` goals, `follow` a reference, `play` commands, go `home`, follow a `stream` of work; or `recover`, for
+    which an operator asks."""
     arrays: Mapping[str, np.ndarray]
     controller: NumpyController | None
     authority: float
@@ -39,7 +43,12 @@ class Job:
     """How many trajectories it has."""
     ended: str = ""
     """Empty while it runs, then `done` or why it ended."""
-    trajectories: list[Trajectory] = field(default_factory=list)
+    trajectories: list[Trajectory | None] = field(default_factory=list)
+    """What it did; None for what a stream has done long ago."""
+    stream: Stream | None = None
+    """The work that is known so far, of a stream."""
+    newest_work: Any = None
+    """Number of the newest work that was added to it."""
 
 
 def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
@@ -118,10 +127,12 @@ class JobReader:
         """The job that a message asks for, of a machine that measures `measured` now."""
         body, arrays = message.body, message.arrays
         name, kind, authority = body.get("name"), body.get("kind"), body.get("authority", 1.0)
-        if not isinstance(name, str) or not 1 <= len(name) <= 64:
-            raise Refusal("a job needs a name of 1 to 64 characters")
+        if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
+            raise Refusal("a job needs a name of 1 to 64 letters, digits, blanks or _.:-")
         if isinstance(authority, bool) or not isinstance(authority, (int, float)) or not 0 < authority <= 1:
             raise Refusal(f"authority is {authority!r}, but must be above 0 and at most 1")
+        if kind == "stream":
+            return self._stream(message, name, float(authority), measured)
         extent = self._extent(kind, arrays, measured)
         required = next(iter(extent.shapes), "home")
         if (extent.shapes and required not in arrays) or not 1 <= extent.length <= MAX_STEPS:
@@ -134,6 +145,16 @@ class JobReader:
         if kind in ("visit", "follow") and controller is None:
             raise Refusal("the policy is not known here; send it first")
         return Job(name, str(kind), single, controller, float(authority), message, extent.count)
+
+    def _stream(self, message: Message, name: str, authority: float, measured: np.ndarray) -> Job:
+        """A stream of work begins; its first points must be there."""
+        if not np.isfinite(measured).all():
+            raise Refusal("the machine does not measure where it is")
+        stream = Stream(self.spec, check_points(message.arrays), measured)
+        controller = self.policies.find(message.body.get("policy"))
+        if controller is None:
+            raise Refusal("the policy is not known here; send it first")
+        return Job(name, "stream", {}, controller, authority, message, 0, stream=stream)
 
     def _extent(self, kind: Any, arrays: Mapping[str, np.ndarray], measured: np.ndarray) -> _Extent:
         spec = self.spec

@@ -35,6 +35,8 @@ SLOW, STANDING = 0.002, 1e-4
 """Ranges per second below which a joint is slow, and stands."""
 SETTLE_S, MAX_BRAKING_S = 1.0, 10.0
 """Braking ends this long after the joint has become slow, and is given up after the second."""
+CREEP = 0.05
+"""The share of all commands that is left where a joint that no channel is known to move stands at its limit."""
 BRAKE_SHARE = 0.7
 """The share of the command range that brakes a joint of which nobody has declared how it stops."""
 OVERSPEED, OVERSPEED_STEPS = 1.25, 3
@@ -127,7 +129,7 @@ class JointLimits:
         """What is left of the commands at a measurement.
 
         `efforts` are the shares of the command range that drove each joint up (or, negative, down) in the last period,
-        `elapsed` the periods since the last measurement.
+        of one that no channel is known to move the largest of all; `elapsed` the periods since the last measurement.
         """
         if not self.active:
             return Rooms(), memory
@@ -149,7 +151,7 @@ class JointLimits:
             agilities.append(agility)
             kept_efforts.append(effort)
             # Comparisons are written so that NaN fails them.
-            tolerance = self._tolerance * joint.range
+            tolerance = self._tolerance * joint.range * (1.0 if joint.driven else 0.5)
             if not (joint.low - tolerance <= position <= joint.high + tolerance or recovering or braking):
                 fault = fault or self._describe_outside(joint, position, bool(window))
             acceleration = self._acceleration(i, rate, tick, window)
@@ -162,8 +164,9 @@ class JointLimits:
                     min(up, self._room_of_speed(joint, soon, gain)),
                     min(down, self._room_of_speed(joint, -soon, gain)),
                 )
-            if not joint.driven:
-                of_all = min(of_all, up if rate > 0 else 1.0, down if rate < 0 else 1.0)
+            if not joint.driven:  # at rest nobody knows which way a command leads: gently, where a limit is near
+                rises, falls = max(rate, slope) > 0, min(rate, slope) < 0
+                of_all = min(of_all, up if rises else max(up, CREEP), down if falls else max(down, CREEP))
             rooms.append((min(down, 1.0), min(up, 1.0)))
             too_fast = not abs(rate) <= OVERSPEED * joint.speed
             fast.append(memory.fast[i] + 1 if too_fast else 0)
@@ -311,18 +314,13 @@ class JointLimits:
 def _prepare(
     spec: ControlSpec, limits: GateLimits, i: int, name: str, at: int, speed_at: int, low: float, high: float
 ) -> _Joint:
-    known = bool(limits.stop_lag_s) or bool(limits.deceleration)
     lag = limits.stop_lag_s[i] if limits.stop_lag_s else 0.0
-    dead = limits.stop_dead_time_s[i] if limits.stop_dead_time_s else 0.0 if known else UNKNOWN_DEAD_TIME_S
     deceleration = limits.deceleration[i] if limits.deceleration else math.inf
+    known = bool(limits.stop_lag_s) or deceleration < math.inf
+    dead = limits.stop_dead_time_s[i] if limits.stop_dead_time_s else 0.0 if known else UNKNOWN_DEAD_TIME_S
     brake = limits.brake[i] if limits.brake else 0.0
     driven, margin = i in limits.joint, limits.joint_margin * (high - low)
-    if not driven:
-        stop_s = limits.lookahead_s
-    elif known:
-        stop_s = max(limits.lookahead_s, lag + dead + spec.period_s)
-    else:
-        stop_s = max(limits.lookahead_s, UNKNOWN_STOP_S)
+    stop_s = max(limits.lookahead_s, lag + dead + spec.period_s if known else UNKNOWN_STOP_S)
     if speed_at < 0:
         stop_s += spec.period_s  # the speed is that of a while ago
     if brake > 0:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import namespace
-from .serial_chain import SerialChain, serial_error, serial_jacobian, serial_output, serial_points
+from .serial_chain import SerialChain, serial_after, serial_error, serial_jacobian, serial_output, serial_points
 from .spec import CHAINS, Chain, ControlSpec, Kinematics, PlanarChain, SpecError
 
 
@@ -64,6 +64,13 @@ def output_error(spec: ControlSpec, wanted: Any, found: Any) -> Any:
     if isinstance(spec.kinematics, SerialChain):
         return serial_error(spec.kinematics, wanted, found)
     return wanted - found
+
+
+def output_after(spec: ControlSpec, found: Any, error: Any) -> Any:
+    """The tracked output that an error, as of `output_error`, leads to from `found`."""
+    if isinstance(spec.kinematics, SerialChain):
+        return serial_after(spec.kinematics, found, error)
+    return found + error
 
 
 def tip_jacobian(chain: PlanarChain, position: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import zenoh
 
+from .answers import read_status
 from .messages import (
     COUNTED,
     FROM_ROBOT,
@@ -381,10 +382,10 @@ def stop_machine(
     client = ClientEnd(address, security, run="operator", operator=operator)
     try:
         client.hello()
-        status = client.ask("stop").body
+        status = read_status(client.ask("stop"))
         deadline = time.monotonic() + STOP_S
-        while status["state"] == "moving" and time.monotonic() < deadline:
-            status = client.ask("status").body
-        return dict(status)
+        while status.state == "moving" and time.monotonic() < deadline:
+            status = read_status(client.ask("status"))
+        return {"state": status.state, "fault": status.fault, "fault_number": status.fault_number}
     finally:
         client.close()

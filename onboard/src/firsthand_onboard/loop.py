@@ -28,6 +28,8 @@ GoOn = Callable[[int], str]
 """From the number of steps done to the reason why the trajectory ends there, or an empty text."""
 
 DONE = "done"
+HAND_OVER_S = 0.5
+"""A new policy takes over from the one before it within this time, while the machine moves."""
 MAX_BRAKING_S = 5.0
 """How long a machine that neutral does not stop is braked at the end of a motion."""
 
@@ -202,17 +204,25 @@ class Executor:
         authority: float = 1.0,
         until: GoOn = never_end,
         observer: NumpyObserver | None = None,
+        hand_over: bool = False,
     ) -> Trajectory:
         """Follow a given reference: its points, and the preview beyond the last step.
 
-        With an observer the policy sees its estimate, which goes on from the trajectory before.
+        With an observer the policy sees its estimate, which goes on from the trajectory before. With `hand_over` a
+        policy that takes over from another one in mid-motion does so within `HAND_OVER_S`, without a jump.
         """
         spec = self.spec
         low, high = np.asarray(spec.limits.command_low, np.float32), np.asarray(spec.limits.command_high, np.float32)
         reference, offsets = np.asarray(reference, np.float32), np.asarray((0, *spec.preview))
 
+        before = self._driving if hand_over and self._driving is not policy else None
+        fading = 0 if before is None else max(round(HAND_OVER_S / spec.period_s), 1)
+
         def propose(step: int, state: np.ndarray) -> np.ndarray:
             command = policy(state, reference[step + offsets])
+            if before is not None and step < fading:
+                share = np.float32((step + 1) / (fading + 1))
+                command = (1 - share) * before(state, reference[step + offsets]) + share * command
             return command if excitation is None else np.clip(command + excitation[step], low, high)
 
         steps = len(reference) - spec.preview[-1]

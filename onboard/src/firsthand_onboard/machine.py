@@ -32,11 +32,11 @@ class Machine(Protocol):
     - `standby(**options)`: a class method, where a second connection may stay open beside the first: gives one that is
       ready for `neutral`, which the loop keeps for when the watchdog is lost; otherwise one is made only then;
     - `stopping`: a dict that says how joints stop: `lag_s` (distance to rest over speed), `dead_time_s`,
-      `deceleration`, `brake` and `speed`, each a number or one per position (`gate_limits.read_stopping`). Without it
-      the gate assumes that they stop slowly. Where neutral does not stop a joint, `brake` must say which share of the
-      command range, opposed to the motion, does;
+      `deceleration`, `brake` and `speed`, each a number or one per position (`gate_limits.read_stopping`). A machine
+      that is no simulation declares `lag_s` or `deceleration`, or is not served. Where neutral does not stop a
+      joint, `brake` must say which share of the command range, opposed to the motion, does;
     - `command_kind`: what its commands set: "position", "rate" or "acceleration" (forces, torques), as `firsthand
-      inspect` reports it. A machine that is no simulation declares this or `stopping`, or is not served;
+      inspect` reports it. With "acceleration" every joint needs a `brake`;
     - `emergency_stop()` and `enabling_switch()`: what these inputs say, True while pressed and True while held. They
       are looked at every 10 ms; whatever is not clearly False, or clearly True, counts as a stop, which latches;
     - `resource(**options)`: a class or static method that names the hardware (a device, an address), so that two ways

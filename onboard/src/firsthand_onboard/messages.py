@@ -34,10 +34,18 @@ NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 TO_ROBOT = (
     *("hello", "lease", "arm", "policy", "job", "fetch", "stop", "acknowledge", "release", "reset", "status"),
-    "recover",
+    *("recover", "meet", "prove", "more"),
 )
 COUNTED = ("accepted", "malformed", "oversized", "unknown", "replayed", "misdirected")
 FROM_ROBOT = ("reply", "refused", "trajectory")
+
+
+MAX_TEXT = 1000
+
+
+def printable(text: object) -> str:
+    """A text that nobody can use to write elsewhere on a terminal: one line, without control characters."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in str(text)[:MAX_TEXT])
 
 
 class Refusal(Exception):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
 import numpy as np
 
 from .arm_model import Link
-from .robot_xml import RobotFile, listed
+from .robot_xml import RobotFile, list_names
 from .rotations import (
     IDENTITY,
     Quaternion,
@@ -28,12 +29,32 @@ from .rotations import (
 MIXED = ("include", "attach", "model", "replicate", "composite", "flexcomp")
 """Elements that bring bodies from elsewhere, or make them."""
 JOINT_TYPES = ("hinge", "slide", "ball", "free")
+ACTUATORS = (
+    "general",
+    "motor",
+    "position",
+    "velocity",
+    "intvelocity",
+    "damper",
+    "cylinder",
+    "muscle",
+    "adhesion",
+    "dcmotor",
+)
+"""Elements that are actuators; in a class of defaults all of them set the same fields, as in MuJoCo."""
 AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
 
 
 def read_mjcf(path: str | Path, *, tip: str, base: str | None = None) -> list[Link]:
     """The joints from `base` (by default the world) to `tip`. Raise `SpecError` for what is no serial chain."""
     return _Model(RobotFile(path)).links(tip, base)
+
+
+class _Defaults(NamedTuple):
+    """Attributes that a class gives to joints and to actuators."""
+
+    joint: dict[str, str]
+    actuator: dict[str, str]
 
 
 class _Model:
@@ -59,7 +80,7 @@ class _Model:
             file.fail("its compiler uses coordinate='global', which MuJoCo has given up, too; write local coordinates")
         if len(self.euler) != 3 or any(letter not in "xyzXYZ" for letter in self.euler):
             file.fail(f"eulerseq is {self.euler!r}, but must be three of the letters x, y, z, X, Y, Z")
-        self.defaults: dict[str, dict[str, str]] = {"main": {}}
+        self.defaults: dict[str, _Defaults] = {"main": _Defaults({}, {})}
         for element in root.findall("default"):
             self._read_defaults(element, self.defaults["main"], "main")
         worlds = root.findall("worldbody")
@@ -71,11 +92,14 @@ class _Model:
         for world in worlds:
             self._read_bodies(world, [], None)
 
-    def _read_defaults(self, element: Element, inherited: dict[str, str], name: str) -> None:
+    def _read_defaults(self, element: Element, inherited: _Defaults, name: str) -> None:
         name = element.get("class", name)
-        own = dict(inherited)
-        for joint in element.findall("joint"):
-            own.update(joint.items())
+        own = _Defaults(dict(inherited.joint), dict(inherited.actuator))
+        for child in element:
+            if child.tag == "joint":
+                own.joint.update(child.items())
+            elif child.tag in ACTUATORS:
+                own.actuator.update(child.items())
         self.defaults[name] = own
         for inner in element.findall("default"):
             self._read_defaults(inner, own, name)
@@ -94,11 +118,11 @@ class _Model:
         """From `base` to `tip`."""
         known = {**self.sites, **self.bodies}
         if tip not in known:
-            self.file.fail(f"tip is {tip!r}, but the bodies and sites are: {listed(known)}")
+            self.file.fail(f"tip is {tip!r}, but the bodies and sites are: {list_names(known)}")
         way = known[tip]
         if base is not None and base != "world":
             if base not in self.bodies:
-                self.file.fail(f"base is {base!r}, but the bodies are: {listed(self.bodies)}")
+                self.file.fail(f"base is {base!r}, but the bodies are: {list_names(self.bodies)}")
             last = self.bodies[base][-1][0]
             places = [i for i, (element, _) in enumerate(way) if element is last]
             if not places:
@@ -142,7 +166,7 @@ class _Model:
 
     def _joint(self, element: Element, kind: str | None, default_name: str, body: str) -> list[Link]:
         """A joint; one that is anchored away from its body's origin comes with an offset there and back."""
-        values = Element("joint", {**self._default(element.get("class", kind)), **element.attrib})
+        values = Element("joint", {**self._default(element.get("class", kind)).joint, **element.attrib})
         name = values.get("name", default_name)
         of, file = f"joint {name!r}", self.file
         form = values.get("type", "hinge")
@@ -176,10 +200,10 @@ class _Model:
             return [joint]
         return [joint, Link(f"anchor of {name}", "fixed", (-px, -py, -pz))]
 
-    def _default(self, kind: str | None) -> dict[str, str]:
+    def _default(self, kind: str | None) -> _Defaults:
         name = kind or "main"
         if name not in self.defaults:
-            self.file.fail(f"there is no default class {name!r}; the classes are: {listed(self.defaults)}")
+            self.file.fail(f"there is no default class {name!r}; the classes are: {list_names(self.defaults)}")
         return self.defaults[name]
 
     def _rotation(self, element: Element, of: str) -> Quaternion:
@@ -236,19 +260,30 @@ class _Model:
     def _actuators(self) -> dict[str, float]:
         """The largest force of the actuator of each joint, through its gear."""
         found: dict[str, float] = {}
-        for actuators in self.file.root.findall("actuator"):
-            for actuator in actuators:
-                of = f"actuator {actuator.get('name', actuator.tag)!r}"
-                field = "forcerange" if actuator.get("forcerange") is not None else "ctrlrange"
-                if actuator.get("joint") is None or actuator.get(field) is None:
-                    continue
-                if field == "ctrlrange" and actuator.tag != "motor":
-                    continue
-                most = max(abs(value) for value in self.file.numbers(actuator, field, (0.0, 0.0), of))
-                most *= self._gear(actuator, of)
-                if most > 0:
-                    found[actuator.get("joint", "")] = most
+        for actuator, of in self._all_actuators():
+            field = "forcerange" if self._is_limited(actuator, "force") else "ctrlrange"
+            if field == "ctrlrange" and not (actuator.tag == "motor" and self._is_limited(actuator, "ctrl")):
+                continue
+            most = max(abs(value) for value in self.file.numbers(actuator, field, (0.0, 0.0), of))
+            most *= self._gear(actuator, of)
+            if most > 0:
+                found[actuator.get("joint", "")] = most
         return found
+
+    def _all_actuators(self) -> list[tuple[Element, str]]:
+        """Actuators of joints with the defaults of their classes filled in, and how to speak of each."""
+        found = []
+        for element in [actuator for actuators in self.file.root.findall("actuator") for actuator in actuators]:
+            actuator = Element(element.tag, {**self._default(element.get("class")).actuator, **element.attrib})
+            if actuator.get("joint") is not None:
+                found.append((actuator, f"actuator {actuator.get('name', actuator.tag)!r}"))
+        return found
+
+    def _is_limited(self, actuator: Element, what: str) -> bool:
+        """Whether `forcerange` or `ctrlrange` holds."""
+        limited = actuator.get(f"{what}limited", "auto")
+        given = actuator.get(f"{what}range") is not None
+        return given and (limited == "true" or (limited == "auto" and self.has_auto_limits))
 
     def _gear(self, actuator: Element, of: str) -> float:
         """The size of the ratio from joint to actuator: forces are multiplied by it, speeds divided."""
@@ -258,14 +293,12 @@ class _Model:
     def _speeds(self) -> dict[str, float]:
         """The largest speed that a velocity actuator may ask of its joint, through its gear."""
         found = {}
-        for actuators in self.file.root.findall("actuator"):
-            for actuator in actuators.findall("velocity"):
-                if actuator.get("joint") is not None and actuator.get("ctrlrange") is not None:
-                    of = f"actuator {actuator.get('name', 'velocity')!r}"
-                    most = max(abs(value) for value in self.file.numbers(actuator, "ctrlrange", (0.0, 0.0), of))
-                    gear = self._gear(actuator, of)
-                    if most > 0 and gear > 0:
-                        found[actuator.get("joint", "")] = most / gear
+        for actuator, of in self._all_actuators():
+            if actuator.tag == "velocity" and self._is_limited(actuator, "ctrl"):
+                most = max(abs(value) for value in self.file.numbers(actuator, "ctrlrange", (0.0, 0.0), of))
+                gear = self._gear(actuator, of)
+                if most > 0 and gear > 0:
+                    found[actuator.get("joint", "")] = most / gear
         return found
 
 

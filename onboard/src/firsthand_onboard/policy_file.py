@@ -24,10 +24,13 @@ from .numpy_observer import (
     observer_digest,
     observer_from_arrays,
 )
+from .ordinary_files import read_ordinary
 from .policy import Layer, NumpyPolicy, check_layers
 from .signing import Signer
 from .spec import ControlSpec, SpecError
 
+MAX_FILE = 1 << 28
+"""Bytes of a policy file; ours have some hundred thousand."""
 OBSERVER_SHA256 = "observer_sha256"
 """The entry of the metadata with the observer's digest; only where there is an observer."""
 
@@ -93,7 +96,7 @@ def load_observer(path: str | Path) -> NumpyObserver:
 def _read(path: str | Path, signer: Signer | None) -> tuple[ControlSpec, dict[str, Any], str | None]:
     """The file is read once: what is loaded is what the signature was checked of."""
     try:
-        data = Path(path).read_bytes()
+        data = read_ordinary(path, MAX_FILE)
     except OSError as error:
         raise SpecError(f"{path} cannot be read as a policy: {error}") from None
     if signer is not None:
@@ -101,7 +104,7 @@ def _read(path: str | Path, signer: Signer | None) -> tuple[ControlSpec, dict[st
     try:
         tensors = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # its length comes first
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:  # the last two for types that numpy lacks
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:  # numpy lacks types
         raise SpecError(f"{path} cannot be read as a policy: {error}") from None
     metadata = header.get("__metadata__") or {}
     if "control_spec" not in metadata:

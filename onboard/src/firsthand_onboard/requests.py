@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OPERATOR_KINDS = ("hello", "status", "stop", "acknowledge", "recover")
 """What an operator may ask for; the last two are for operators alone."""
-TIMELY_KINDS = ("arm", "job", "reset", "recover")
+TIMELY_KINDS = ("arm", "job", "more", "reset", "recover")
 """What moves the machine or lets it be moved: not acted on when it is older than the lease."""
 
 MAX_HELLO = MAX_HEADER - 8192
@@ -44,6 +44,9 @@ class Requests:
             "stop": runtime.stop,
             "acknowledge": self._acknowledge,
             "recover": runtime.recover,
+            "meet": self._meet,
+            "prove": self._prove,
+            "more": runtime.take_more,
         }
 
     def check_hello(self) -> None:
@@ -86,6 +89,8 @@ class Requests:
     def send_trajectory(self, job: Job, index: int) -> None:
         """Send a trajectory of a job to whoever asked for it."""
         trajectory = job.trajectories[index]
+        if trajectory is None:  # of a stream, long ago
+            return
         body = {"job": job.name, "index": index, "ended": trajectory.ended}
         self.link.send("trajectory", job.asked, body, trajectory.arrays())
 
@@ -115,6 +120,8 @@ class Requests:
             "ended": job.ended,
             "count": len(job.trajectories),
         }
+        if job.stream is not None:
+            about["ahead"] = job.stream.ahead
         homing = self.runtime.homing
         if job.kind == "home" and job.ended and homing is not None:
             measured = self.runtime.executor.measured
@@ -130,9 +137,26 @@ class Requests:
             "can_reset": runtime.machine.can_reset,
             "homes": runtime.homing is not None,
             "machine": runtime.identity,
+            "proves": runtime.proof is not None,
             "lease_s": runtime.lease.length_s,
             "period_s": runtime.executor.clock.period_s,
         }
+
+    def _meet(self, message: Message) -> dict[str, Any]:
+        proof = None if self.runtime.state == "moving" else self.runtime.proof  # a disk may be slow
+        secret = None if proof is None else proof.meet(str(message.body.get("tag")))
+        if secret is None:
+            raise Refusal("this machine has met somebody of that name before, or meets nobody")
+        return {"secret": secret}
+
+    def _prove(self, message: Message) -> dict[str, Any]:
+        proof = self.runtime.proof
+        answer = None
+        if proof is not None:
+            answer = proof.prove(str(message.body.get("tag")), str(message.body.get("question")))
+        if answer is None:
+            raise Refusal("this machine proves nothing, or not that")
+        return {"answer": answer}
 
     def _policy(self, message: Message) -> dict[str, Any]:
         if not self.runtime.lease.is_held_by(message):
@@ -145,6 +169,8 @@ class Requests:
             raise Refusal("that job is not known here any more")
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(job.trajectories):
             raise Refusal(f"trajectory {index!r} of that job is not known here")
+        if job.trajectories[index] is None:
+            raise Refusal(f"trajectory {index} of that job is not kept any more")
         job.asked = message
         self.send_trajectory(job, index)
 

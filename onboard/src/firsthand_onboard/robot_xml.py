@@ -94,7 +94,7 @@ class RobotFile:
         return builder.close()
 
 
-def listed(names: object, most: int = 40) -> str:
+def list_names(names: object, most: int = 40) -> str:
     """Names for a message, some of them where there are many."""
     known = sorted(str(name) for name in names)  # type: ignore[attr-defined]
     shown = ", ".join(known[:most])

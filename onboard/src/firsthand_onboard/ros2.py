@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .gate_limits import assumed_neutral
 from .machine import MachineError
+from .ordinary_files import read_ordinary
 from .spec import ControlSpec, SpecError
 
 FIELDS = ("position", "velocity", "effort")
@@ -57,6 +57,13 @@ def neutral_of(spec: ControlSpec, text: str) -> np.ndarray:
     return values
 
 
+def _read_spec(path: str) -> ControlSpec:
+    try:
+        return ControlSpec.from_json(read_ordinary(path, 1 << 24).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"the specification file {path} cannot be read: {error}") from None
+
+
 class Ros2Machine:
     """A robot that is reached through ROS 2 topics."""
 
@@ -82,7 +89,7 @@ class Ros2Machine:
             from std_msgs.msg import Float64MultiArray  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise SpecError(f"the ROS 2 bridge needs rclpy, sensor_msgs and std_msgs of a ROS 2: {error}") from None
-        self.spec = ControlSpec.from_json(Path(spec).read_text())
+        self.spec = _read_spec(spec)
         self._sources = sources(self.spec)
         self.neutral_command = neutral_of(self.spec, neutral)
         self._patience, self._startup = float(patience_s), float(startup_s)
@@ -95,7 +102,7 @@ class Ros2Machine:
         self._node = rclpy.create_node(f"firsthand_onboard_{os.getpid()}", context=self._context)
         self._publisher = self._node.create_publisher(Float64MultiArray, commands, 1)
         self._subscribe = lambda: self._node.create_subscription(
-            JointState, states, self._arrived, qos_profile_sensor_data
+            JointState, states, self._on_message, qos_profile_sensor_data
         )
         self._subscription: Any = None
         self._states, self._commands = states, commands
@@ -125,7 +132,7 @@ class Ros2Machine:
             self.neutral()
             time.sleep(0.01)
 
-    def _arrived(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         index = {name: i for i, name in enumerate(message.name)}
         measured = np.full(len(self._sources), math.nan)
         for k, (joint, field) in enumerate(self._sources):
@@ -162,7 +169,7 @@ class Ros2Machine:
                     break
                 newest = taken[0]
         if newest is not None:
-            self._arrived(newest)
+            self._on_message(newest)
         self._looked_at = now
 
     def write(self, command: np.ndarray) -> None:

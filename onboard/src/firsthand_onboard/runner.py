@@ -9,6 +9,11 @@ from .homing import HomingController
 from .jobs import Job
 from .leases import LEASE_LOST
 from .loop import DONE, Executor, Trajectory
+from .streams import STOPPED as STREAM_STOPPED
+from .streams import Stream
+
+KEPT_CHUNKS = 64
+"""Of a stream, the newest chunks that can be fetched again."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class JobRunner:
 
     def run(self, job: Job, on_trajectory: Callable[[int], None]) -> JobEnd:
         """All trajectories of a job; `on_trajectory` is told the index of each that is over."""
+        if job.stream is not None:
+            return self._run_stream(job, job.stream, on_trajectory)
         for index in range(job.count):
             reason = self._poll()  # the loop may have been away since the job came, or since the last trajectory
             if reason or self._is_last:
@@ -54,6 +61,25 @@ class JobRunner:
             if trajectory.ended != DONE:
                 return JobEnd(trajectory.ended, trajectory.fault)
         return JobEnd(DONE)
+
+    def _run_stream(self, job: Job, stream: Stream, on_trajectory: Callable[[int], None]) -> JobEnd:
+        """Chunks of work, one after the other without a pause, until no more comes."""
+        while True:
+            reason = self._poll()
+            if reason or self._is_last:
+                return JobEnd(reason or LEASE_LOST)
+            points = stream.next_chunk()
+            if points is None:
+                return JobEnd(STREAM_STOPPED)
+            assert job.controller is not None
+            policy, observer = job.controller
+            chunk = self.executor.follow(policy, points, None, job.authority, observer=observer, hand_over=True)
+            job.trajectories.append(chunk)
+            on_trajectory(len(job.trajectories) - 1)
+            if len(job.trajectories) > KEPT_CHUNKS:
+                job.trajectories[-1 - KEPT_CHUNKS] = None
+            if chunk.ended != DONE:
+                return JobEnd(chunk.ended, chunk.fault)
 
     def _run_trajectory(self, job: Job, index: int) -> Trajectory:
         executor, arrays = self.executor, job.arrays

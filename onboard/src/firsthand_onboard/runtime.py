@@ -29,6 +29,7 @@ import numpy as np
 from .faults import FaultLatch
 from .gate_limits import GateLimits
 from .homing import HomingController
+from .identity import MachineIdentity
 from .jobs import Job, JobReader, PolicyStore
 from .leases import LEASE_LOST, Lease
 from .link import ACKNOWLEDGE_S, RobotEnd
@@ -40,6 +41,7 @@ from .runner import JobEnd, JobRunner
 from .signing import Signer
 from .spec import ControlSpec, SpecError
 from .stop_way import StopWay
+from .streams import check_points
 from .timing import LockStep, RealTime, no_garbage_collection, since_boot
 
 log = logging.getLogger("firsthand-onboard")
@@ -91,12 +93,14 @@ class Runtime:
         period_s: float,
         homing: HomingController | None = None,
         stop_way: StopWay | None = None,
-        identity: str = "",
+        identity: str | MachineIdentity = "",
         signer: Signer | None = None,
     ) -> None:
         self.spec, self.machine, self.settings = spec, machine, settings
         self._link, self._stop_way = link, stop_way
-        self.identity = identity
+        self.proof = identity if isinstance(identity, MachineIdentity) else None
+        """How the machine proves who it is; None where it cannot."""
+        self.identity = identity.name if isinstance(identity, MachineIdentity) else identity
         """Who the machine is, wherever it is served; empty where that is not known."""
         self.homing = homing
         """How the machine goes home between episodes; None where it holds."""
@@ -276,6 +280,25 @@ class Runtime:
             raise Refusal(why)
         self.job = self.last = self._reader.read(message, self.executor.measured)
         self._unsent.clear()
+
+    def take_more(self, message: Message) -> None:
+        """More work for the stream that runs, and the policy from the next chunk on where one is named."""
+        job = self.job
+        if job is None or job.stream is None or job.name != message.body.get("job"):
+            raise Refusal("that stream of work does not run (any more)")
+        if not self.lease.is_held_by(message):
+            raise Refusal("only the holder of the lease may send work")
+        if (digest := message.body.get("policy")) is not None:
+            controller = self.policies.find(digest)
+            if controller is None:
+                raise Refusal("the policy is not known here; send it first")
+            job.controller = controller
+        if message.arrays:
+            number = message.body.get("number")
+            if number is not None and number == job.newest_work:
+                return  # asked again because an answer got lost
+            job.stream.add(check_points(message.arrays))
+            job.newest_work = number
 
     def recover(self, message: Message) -> None:
         """Lead joints that stand outside their limits back inside, for as long as the operator goes on asking."""

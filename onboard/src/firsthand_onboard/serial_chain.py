@@ -21,6 +21,7 @@ from .rotations import (
     inverse,
     multiply,
     quaternion_of_matrix,
+    quaternion_of_vector,
     rotation_matrix,
     vector_between,
     vector_of_quaternion,
@@ -92,7 +93,7 @@ class SerialChain:
     lever: float = 0.0
     """Metres that a radian of orientation counts: about the length of the tool. 0: orientation is not tracked."""
     rest: Quaternion = IDENTITY
-    """The orientation from which the tip's is counted; it should be within half a turn of all that are asked for."""
+    """The orientation from which the tip's is counted: half a turn from it, the output jumps, errors do not."""
     kind: Literal["serial_chain"] = "serial_chain"
 
     def __post_init__(self) -> None:
@@ -311,3 +312,14 @@ def serial_error(chain: SerialChain, wanted: Any, found: Any) -> Any:
     first, second = ([part[..., i] / chain.lever for i in (3, 4, 5)] for part in (wanted, found))
     turn = xp.stack([chain.lever * part for part in vector_between(first, second)], axis=-1)
     return xp.concat([wanted[..., :3] - found[..., :3], turn], axis=-1)
+
+
+def serial_after(chain: SerialChain, found: Any, error: Any) -> Any:
+    """The output that `error`, as of `serial_error`, leads to from `found`."""
+    if not chain.lever:
+        return found + error
+    xp = namespace(found)
+    start, turn = ([part[..., i] / chain.lever for i in (3, 4, 5)] for part in (found, error))
+    turned = vector_of_quaternion(multiply(quaternion_of_vector(turn), quaternion_of_vector(start)))
+    vector = xp.stack([chain.lever * part for part in turned], axis=-1)
+    return xp.concat([found[..., :3] + error[..., :3], vector], axis=-1)

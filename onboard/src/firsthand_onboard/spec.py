@@ -406,7 +406,7 @@ class ControlSpec:
     def from_json(text: str) -> ControlSpec:
         """The specification that `to_json` wrote; `SpecError` says what is wrong with anything else."""
         try:
-            data = json.loads(text)
+            data = json.loads(text, parse_int=whole_number)
         except (json.JSONDecodeError, RecursionError) as error:
             raise SpecError(f"the control specification is not JSON: {error}") from None
         _require(isinstance(data, dict), "the control specification is not a JSON object")
@@ -419,6 +419,15 @@ class ControlSpec:
             return _build_spec(data)
         except (TypeError, KeyError, AttributeError) as error:
             raise SpecError(f"the control specification is incomplete or malformed: {error}") from None
+
+
+MAX_DIGITS = 18
+"""Of a whole number; longer ones fit into no field."""
+
+
+def whole_number(text: str) -> float:
+    """A whole number of a JSON text; one that is too long to be one is a float, which may be infinite."""
+    return int(text) if len(text) <= MAX_DIGITS else float(text)
 
 
 OPTIONAL = ("measured_units", "command_units", "command_neutral", "profile")

@@ -281,8 +281,8 @@ def _send_over_tls(host: str, port: int, security: Security, patience_s: float) 
 def _status(content: bytes) -> dict[str, Any]:
     try:
         status = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         status = None
-    if not isinstance(status, dict):
+    if not isinstance(status, dict) or not isinstance(status.get("state"), str):
         raise StopUnreachable("the program there was told to stop and does not say that it has")
     return status

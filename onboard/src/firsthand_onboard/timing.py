@@ -29,8 +29,8 @@ class RealTime:
         self._due = time.monotonic()
 
     def now(self) -> float:
-        """Seconds, monotonic."""
-        return time.monotonic()
+        """Seconds since the computer was started, also those in which it slept: what was read before has grown old."""
+        return since_boot()
 
     def restart(self) -> None:
         """The next deadline is one period from now."""

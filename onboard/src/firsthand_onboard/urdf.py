@@ -9,7 +9,7 @@ from typing import Literal
 from xml.etree.ElementTree import Element
 
 from .arm_model import Link
-from .robot_xml import RobotFile, listed
+from .robot_xml import RobotFile, list_names
 from .rotations import quaternion_of_rpy
 
 MOVING: dict[str, Literal["revolute", "prismatic"]] = {
@@ -31,7 +31,7 @@ def read_urdf(path: str | Path, *, tip: str, base: str | None = None) -> list[Li
     above = _joints_by_child(file, root, links)
     for what, name in (("tip", tip), ("base", base)):
         if name is not None and name not in links:
-            file.fail(f"{what} is {name!r}, but the links are: {listed(links)}")
+            file.fail(f"{what} is {name!r}, but the links are: {list_names(links)}")
     path_up: list[Element] = []
     at, seen = tip, {tip}
     while at != base and at in above:
@@ -42,7 +42,7 @@ def read_urdf(path: str | Path, *, tip: str, base: str | None = None) -> list[Li
             file.fail(f"the links form a loop through {at!r}, but only a chain from a base to a tip can be computed")
         seen.add(at)
     if base is not None and at != base:
-        file.fail(f"base is {base!r}, which is not between the root and the tip {tip!r}: these are {listed(seen)}")
+        file.fail(f"base is {base!r}, which is not between the root and the tip {tip!r}: these are {list_names(seen)}")
     return [_link(file, joint) for joint in reversed(path_up)]
 
 
@@ -69,7 +69,7 @@ def _joints_by_child(file: RobotFile, root: Element, links: list[str]) -> dict[s
         for which in ("parent", "child"):
             end = _end(joint, which)
             if end not in links:
-                file.fail(f"the {which} of joint {name!r} is the link {end!r}, but the links are: {listed(links)}")
+                file.fail(f"the {which} of joint {name!r} is the link {end!r}, but the links are: {list_names(links)}")
         child = _end(joint, "child")
         if child in above:
             file.fail(

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import struct
-import time
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from .homing import Homing
 from .machine import MachineError, can_reset, check_machine, check_row, is_simulated, load_machine
 from .machine_lock import lock_machine
 from .spec import SpecError
-from .timing import lock_memory
+from .timing import lock_memory, since_boot
 
 READ, WRITE, HOLD, RESUME, RESET, DESCRIBE = range(1, 7)
 ANSWER, TRIPPED, FAILED = range(7, 10)
@@ -98,7 +97,7 @@ class Watchdog:
         period = period_s if period_s is not None else float(spec.period_s if spec else 0.04)
         self.timeout_s = timeout_for(period, lock_step) if timeout_s is None else timeout_s
         self.moving, self.tripped = False, False
-        self.heard = time.monotonic()
+        self.heard = since_boot()
         self.failure = ""
         self.stopping = False
         self.lock_step = lock_step
@@ -122,7 +121,7 @@ class Watchdog:
 
     def _listen(self) -> None:
         while not self.stopping:
-            left = self.heard + self.timeout_s - time.monotonic()
+            left = self.heard + self.timeout_s - since_boot()
             wait = max(left, 1e-4) if self.moving else self.timeout_s
             self.channel.settimeout(min(wait, INPUT_S) if self._has_inputs else wait)
             try:
@@ -133,7 +132,7 @@ class Watchdog:
                 break
             if data == b"":
                 break
-            now = time.monotonic()
+            now = since_boot()
             if self.moving and now - self.heard > self.timeout_s:
                 self.tripped, self.moving = True, False
                 self._neutral()
@@ -142,7 +141,10 @@ class Watchdog:
             if self._has_inputs and not self.failure:
                 self._obey_inputs()
             if data is not None:
-                self.handle(data)
+                try:
+                    self.handle(data)
+                except (struct.error, ValueError, IndexError) as error:
+                    self._trip(f"the loop sent the watchdog something that is no packet: {error}")
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
@@ -156,14 +158,14 @@ class Watchdog:
         elif kind == WRITE:
             self._write(values)
         elif kind == HOLD:
-            self.moving, self.heard = False, time.monotonic()
+            self.moving, self.heard = False, since_boot()
             self._neutral()
         elif kind == RESUME:
-            self.tripped, self.failure, self.heard = False, "", time.monotonic()
+            self.tripped, self.failure, self.heard = False, "", since_boot()
             self._obey_inputs()
         elif kind == LIMIT:
             self.check = CommandCheck(CommandLimits.unpack(values), lock_step=self.lock_step)
-            self.check.rest(time.monotonic())
+            self.check.rest(since_boot())
             self._answer(number, b"")
         elif kind == INPUTS:
             self._answer(number, self._hindrance(moves=True).encode())
@@ -173,21 +175,22 @@ class Watchdog:
             self._answer(number, self._call(self._read))
         elif kind == DESCRIBE:
             self._answer(number, self._call(self._describe))
+        else:
+            raise ValueError(f"kind {kind} is unknown")
 
     def _write(self, values: np.ndarray) -> None:
         """The first value is when the measurement was taken, the others are the command made from it."""
         if self.tripped:
             return
-        now, command = time.monotonic(), values[1:].astype(np.float32)
+        now, command = since_boot(), values[1:].astype(np.float32)
         why = self._hindrance(moves=True)
         if not why and (refused := self.check.refuse(command.astype(float), float(values[0]), now)):
             why = f"the watchdog refused {refused}"
         if why:
             self._trip(why)
             return
-        self.moving = True
+        self.moving, self.heard = True, now  # not after it: this process may be stopped in the driver for long
         self._call(self.machine.write, command)
-        self.heard = time.monotonic()
 
     def _hindrance(self, *, moves: bool) -> str:
         """What the emergency stop and the enabling switch say; whatever they do not clearly say counts as a stop."""
@@ -257,7 +260,7 @@ class Watchdog:
             return None
 
     def _neutral(self) -> None:
-        self._rested = time.monotonic()
+        self._rested = since_boot()
         self.check.rest(self._rested)
         try:
             self.machine.neutral()

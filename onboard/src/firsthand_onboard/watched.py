@@ -22,6 +22,7 @@ from .command_check import CommandLimits
 from .machine import MachineError, find_machine, load_machine, make_machine
 from .machine_lock import MachineLock, lock_machine
 from .spec import ControlSpec, SpecError
+from .timing import since_boot
 from .watchdog import (
     DESCRIBE,
     FAILED,
@@ -141,8 +142,8 @@ class WatchedMachine:
 
     def read(self) -> np.ndarray:
         """What the machine measures; `MachineError` when the watchdog has taken over or is gone."""
-        self._read_at = time.monotonic()
-        return self._measured(READ)
+        self._read_at = since_boot()
+        return self._ask_measurement(READ)
 
     def write(self, command: np.ndarray) -> None:
         """Hand a command to the watchdog, with the time of the measurement that it was made from."""
@@ -173,7 +174,7 @@ class WatchedMachine:
 
     def reset(self, position: np.ndarray) -> np.ndarray:
         """Put a simulation at rest in a configuration; what it measures there."""
-        return self._measured(RESET, position)
+        return self._ask_measurement(RESET, position)
 
     def rescue(self) -> None:
         """The watchdog is lost: end it, and bring the machine to neutral from here."""
@@ -247,7 +248,7 @@ class WatchedMachine:
             self.rescue()
             raise MachineError("the watchdog is lost") from None
 
-    def _measured(self, kind: int, values: Any = ()) -> np.ndarray:
+    def _ask_measurement(self, kind: int, values: Any = ()) -> np.ndarray:
         content = self._ask(kind, values)
         if len(content) % 8:
             raise MachineError(f"the watchdog answered {len(content)} bytes, which are not numbers")

@@ -1,0 +1,198 @@
+"""Work for a machine, from a program of yours: send the points that its tool shall follow, while it moves.
+
+    from firsthand_onboard.work import WorkClient
+
+    with WorkClient("tcp/127.0.0.1:7447", controller_arrays) as work:
+        for points in my_program():        # (n, outputs), one point per control period, going on from the last
+            work.send(points)              # waits while more than a minute of work lies ahead
+            for chunk in work.done():      # what the machine did since
+                print(chunk.error)
+
+The first point is where the tool is (`work.start()`). The machine follows its work in chunks of the usual trajectory
+length, 5 s for the excavator, and needs to know a chunk and the preview beyond it when the chunk begins. Where work
+runs out it goes to the last point, stands there for two chunks, and then rests in neutral; what is sent after that
+begins a new stream. `use` hands a new policy over, which takes over at the next chunk within half a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .jobs import policy_digest
+from .kinematics import output_error, tracked_output
+from .link import ClientEnd, identity
+from .messages import Message
+from .network import LinkError, Security
+from .signing import SigningKey
+from .spec import ControlSpec
+
+AHEAD_S = 60.0
+"""More work than this does not have to lie ahead."""
+LOOK_S = 0.05
+
+
+class WorkRefused(Exception):
+    """The machine does not do what was asked; the message says why."""
+
+
+@dataclass(frozen=True)
+class DoneChunk:
+    """What the machine did in one chunk."""
+
+    arrays: Mapping[str, np.ndarray]
+    """`start`, `measured`, `commands`, `reference`, `free`, `valid`, as `EpisodeRecord` has them."""
+    index: int
+    """Which chunk of the stream."""
+    ended: str
+    """`done`, or why it was cut short."""
+    error: float
+    """Mean distance between tracked output and reference; NaN where nothing happened."""
+
+
+class WorkClient:
+    """A stream of work on one machine. For one thread; `use` may be called from another."""
+
+    def __init__(
+        self,
+        address: str,
+        controller: Mapping[str, np.ndarray],
+        security: Security | None = None,
+        *,
+        authority: float = 1.0,
+        key: SigningKey | None = None,
+        run: str = "work",
+    ) -> None:
+        """`controller` has the arrays of a policy, as a run's `Controller.arrays()` or an exported file has them.
+
+        `key` signs policies, for a machine that runs only those of its signer.
+        """
+        self.client = ClientEnd(address, security, run=run)
+        try:
+            about = self.client.hello().body
+            self.spec = ControlSpec.from_json(str(about["spec"]))
+        except BaseException:
+            self.client.close()
+            raise
+        self.authority, self.key, self._lease_s = authority, key, float(about["lease_s"])
+        self._arrays, self._sent, self._job, self._number, self._seen = dict(controller), "", "", 0, 0
+
+    def __enter__(self) -> WorkClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> np.ndarray:
+        """The tracked output now: where the first point of a stream has to be."""
+        return np.asarray(tracked_output(self.spec, np.asarray(self.client.ask("status").arrays["measured"], float)))
+
+    @property
+    def running(self) -> bool:
+        """Whether a stream runs."""
+        return bool(self._job)
+
+    def send(self, points: Any) -> None:
+        """More work, `(n, outputs)`; waits while `AHEAD_S` of it lie ahead. `WorkRefused` says what is wrong."""
+        points = np.asarray(points, np.float32)
+        self._wait_for_room()
+        self._number += 1
+        if self._job and self._try_more({"number": self._number}, {"reference": points}):
+            return
+        self._begin(points)
+
+    def use(self, controller: Mapping[str, np.ndarray]) -> None:
+        """Another policy, from the next chunk on; without a jump."""
+        self._arrays = dict(controller)
+        if self._job:
+            self._try_more({"policy": self._send_policy()}, {})
+
+    def done(self) -> Iterator[DoneChunk]:
+        """What the machine has done since the last call, in order."""
+        self.client.next(0.0)
+        while self.client.next(0.0) is not None:
+            pass
+        arrived, self.client.others[:] = list(self.client.others), []
+        for message in sorted(arrived, key=lambda m: int(m.body["index"])):
+            if message.body["job"] == self._job and int(message.body["index"]) >= self._seen:
+                self._seen = int(message.body["index"]) + 1
+                yield self._chunk(message)
+
+    def wait(self) -> str:
+        """Until the stream has ended; why it has."""
+        while self._job:
+            job = self._status()
+            if job is None or job["ended"]:
+                return "the machine does not know the stream any more" if job is None else str(job["ended"])
+            time.sleep(LOOK_S)
+        return ""
+
+    def close(self) -> None:
+        """Give the lease back: the machine finishes its chunk and rests."""
+        with contextlib.suppress(LinkError):
+            self.client.ask("release", patience_s=0.5, tries=1)
+        self.client.close()
+
+    def _chunk(self, message: Message) -> DoneChunk:
+        arrays = message.arrays
+        valid = np.asarray(arrays["valid"], bool)
+        found = tracked_output(self.spec, np.asarray(arrays["measured"][1:], float))
+        away = np.asarray(output_error(self.spec, np.asarray(arrays["reference"][: len(valid)], float), found))
+        errors = np.linalg.norm(away, axis=-1)[valid]
+        mean = float(errors.mean()) if len(errors) else float("nan")
+        return DoneChunk(arrays, int(message.body["index"]), str(message.body["ended"]), mean)
+
+    def _wait_for_room(self) -> None:
+        while self._job:
+            job = self._status()
+            if job is None or job["ended"] or job["ahead"] * self.spec.period_s < AHEAD_S:
+                return
+            time.sleep(LOOK_S)
+
+    def _status(self) -> Mapping[str, Any] | None:
+        job = self.client.ask("status").body["job"]
+        return job if job is not None and job["name"] == self._job else None
+
+    def _begin(self, points: np.ndarray) -> None:
+        """A new stream."""
+        self._job = ""
+        status = self.client.ask("status").body
+        if status["state"] == "fault":
+            raise WorkRefused(f"the machine waits for its operator: {status['fault']}")
+        if not status["yours"] or status["state"] != "armed":
+            self._ask("arm")
+            self.client.keep_lease(self._lease_s / 4)
+        body = {"name": identity(), "kind": "stream", "authority": self.authority, "policy": self._send_policy()}
+        self._ask("job", body, {"reference": points})
+        self._job, self._seen = str(body["name"]), 0
+
+    def _send_policy(self) -> str:
+        digest = policy_digest(self._arrays)
+        if digest != self._sent:
+            body = {"spec": self.spec.digest(), "digest": digest}
+            if self.key is not None:
+                body["signature"] = self.key.sign_policy(body["spec"], digest)
+            self._ask("policy", body, self._arrays)
+            self._sent = digest
+        return digest
+
+    def _try_more(self, body: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
+        """Whether the stream took it; false where it has ended."""
+        answer = self.client.ask("more", {"job": self._job, **body}, arrays)
+        if answer.kind != "refused":
+            return True
+        job = self._status()
+        if job is None or job["ended"]:
+            return False
+        raise WorkRefused(str(answer.body.get("why")))
+
+    def _ask(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Any = None) -> Message:
+        answer = self.client.ask(kind, body, arrays)
+        if answer.kind == "refused":
+            raise WorkRefused(str(answer.body.get("why")))
+        return answer

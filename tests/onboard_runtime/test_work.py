@@ -1,0 +1,148 @@
+"""A stream of work on a machine in processes of its own: it goes on, it stops, another policy takes over."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from firsthand_onboard.gate_limits import GateLimits
+from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.loop import HAND_OVER_S, Executor
+from firsthand_onboard.messages import Refusal
+from firsthand_onboard.policy import NumpyPolicy
+from firsthand_onboard.streams import WAIT_CHUNKS, Stream
+from firsthand_onboard.timing import LockStep
+from firsthand_onboard.toy import Toy
+from firsthand_onboard.work import WorkClient, WorkRefused
+
+from .processes import SPEC, Rig, random_policy, wait_for
+
+STEPS, BEYOND = SPEC.reference.steps, SPEC.preview[-1]
+HOME = np.asarray([-0.5, 1.0, 0.0, 0.0])
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory) -> Iterator[Rig]:
+    made = Rig(tmp_path_factory.mktemp("rig"), "--speed", "10", "--lease", "5", simulate=("--speed", "10"))
+    yield made
+    made.end()
+
+
+def circle(start: np.ndarray, points: int) -> np.ndarray:
+    angle = np.linspace(0, 2 * np.pi, points, endpoint=False)
+    return start + 0.1 * np.stack([np.cos(angle) - 1, np.sin(angle)], axis=1)
+
+
+def collect(work: WorkClient, count: int) -> list:
+    chunks: list = []
+    wait_for(lambda: (chunks.extend(work.done()), len(chunks) >= count)[1], f"{count} chunks")
+    return chunks
+
+
+def test_work_goes_on_without_a_pause_and_stops_by_itself(machine):
+    with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work:
+        with pytest.raises(WorkRefused, match="begins 5 away"):
+            work.send(circle(work.start() + 5.0, 10))
+        start = work.start()
+        work.send(circle(start, 2 * STEPS))
+        with pytest.raises(WorkRefused, match="jumps at point 0"):
+            work.send(np.full((3, 2), 7.0))
+        work.send(circle(start, STEPS))
+        chunks = collect(work, 3)
+        for before, after in itertools.pairwise(chunks):  # each begins with what the one before ended with
+            np.testing.assert_array_equal(before.arrays["measured"][-1], after.arrays["measured"][0])
+            assert np.asarray(after.arrays["valid"]).all()
+        np.testing.assert_allclose(chunks[0].arrays["reference"], circle(start, 2 * STEPS)[: STEPS + BEYOND], atol=1e-6)
+        assert work.wait() == "the stream of work stopped"
+        wait_for(lambda: not machine.moving(), "neutral")
+        held = [*chunks, *work.done()][-1]
+        np.testing.assert_array_equal(held.arrays["reference"], held.arrays["reference"][:1].repeat(STEPS + BEYOND, 0))
+        work.send(circle(work.start(), STEPS))  # a new stream
+        assert collect(work, 1)[0].index == 0
+        work.wait()
+
+
+def test_a_policy_is_handed_over_in_motion(machine):
+    with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work:
+        work.send(circle(work.start(), 4 * STEPS))
+        collect(work, 1)
+        work.use(random_policy(SPEC, seed=1, gain=0.1))
+        later = collect(work, 2)
+        assert all(np.asarray(chunk.arrays["valid"]).all() for chunk in later)
+        assert work.running
+        work.wait()
+
+
+def executor() -> Executor:
+    toy = Toy()
+
+    class Machine:
+        lock_step = True
+        directions, stopping = Toy.directions, Toy.stopping
+
+        def read(self):
+            return toy.measure()
+
+        def write(self, command):
+            toy.step(command)
+
+        def neutral(self):
+            pass
+
+    machine = Machine()
+    limits = GateLimits.of(SPEC, directions=machine.directions, stopping=machine.stopping)
+    return Executor(SPEC, machine, limits, LockStep(SPEC.period_s))
+
+
+def test_commands_do_not_jump_where_policies_change():
+    weights = [random_policy(SPEC, seed, 0.3) for seed in (0, 3)]
+    layers = [[(each[f"policy.{i}.weight"], each[f"policy.{i}.bias"]) for i in range(3)] for each in weights]
+    reference = np.repeat(np.asarray(tracked_output(SPEC, HOME))[None], STEPS + BEYOND, axis=0)
+    largest = {}
+    for hand_over in (False, True):
+        run, (first, second) = executor(), (NumpyPolicy(SPEC, each) for each in layers)
+        before = run.follow(first, reference, hand_over=hand_over)
+        after = run.follow(second, reference, hand_over=hand_over)
+        commands = np.concatenate([before.commands[-1:], after.commands])
+        largest[hand_over] = np.abs(np.diff(commands, axis=0)).max()
+        ended = second(run.state, reference[np.asarray((0, *SPEC.preview))])
+        np.testing.assert_allclose(after.commands[-1], ended, atol=0.05)
+    assert largest[True] < 0.3 * largest[False]
+    assert round(HAND_OVER_S / SPEC.period_s) < STEPS
+
+
+def test_a_stream_holds_its_last_point_and_then_ends():
+    here = np.asarray(tracked_output(SPEC, HOME))
+    stream = Stream(SPEC, circle(here, 10), HOME)
+    first = stream.next_chunk()
+    assert first is not None
+    np.testing.assert_allclose(first[:10], circle(here, 10), atol=1e-6)
+    np.testing.assert_allclose(first[10:], circle(here, 10)[-1:].repeat(STEPS + BEYOND - 10, 0), atol=1e-6)
+    for _ in range(WAIT_CHUNKS):
+        chunk = stream.next_chunk()
+        assert chunk is not None
+        np.testing.assert_allclose(chunk, chunk[:1].repeat(len(chunk), 0))
+    assert stream.next_chunk() is None
+
+
+@pytest.mark.parametrize("points", [np.zeros((3, 5)), np.full((3, 2), np.nan), np.zeros(3)])
+def test_points_that_are_none(points):
+    with pytest.raises(Refusal, match="2 finite numbers each"):
+        Stream(SPEC, points, HOME)
+
+
+def test_a_jump_is_named_where_it_is_also_before_the_first_chunk():
+    here = np.asarray(tracked_output(SPEC, HOME))
+    with pytest.raises(Refusal, match="begins 5 away"):
+        Stream(SPEC, circle(here + 5.0, 10), HOME)
+    stream = Stream(SPEC, circle(here, 10), HOME)
+    assert stream.done == 0
+    with pytest.raises(Refusal, match="jumps at point 0"):
+        stream.add(np.full((3, 2), 7.0))
+
+
+def test_a_stream_does_not_pile_up():
+    stream = Stream(SPEC, circle(np.asarray(tracked_output(SPEC, HOME)), 10), HOME)
+    with pytest.raises(Refusal, match="points wait already"):
+        stream.add(np.zeros((60_000, 2)))

@@ -3,12 +3,16 @@
     python benchmarks/on_top_of_a_base.py excavator-realistic --base pi --episodes 12 --seeds 0
     python benchmarks/on_top_of_a_base.py real-excavator --base examples/real_excavator_pd.py:controller --mode target
 
+Seeds that the results have already are left out (`--again` runs them anew), so that a long study can be stopped and
+taken up again.
+
 Before each episode the robot's state is kept, the base runs the same goals alone, and the robot is put back. Prints a
 line per episode, and writes benchmarks/results/on-top-of-a-base-ROBOT-MODE.json after each: errors of the learner and
 of the base, their ratio, authority, and for joints that are tracked the mean absolute error per joint.
 """
 
 import argparse
+import collections
 import json
 import time
 from pathlib import Path
@@ -92,20 +96,46 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=12)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--change", type=change, nargs="*", default=[], help="settings, such as model.steps=300")
+    parser.add_argument("--again", action="store_true", help="run seeds anew that the results have")
     options = parser.parse_args()
-    plain = find_robot(options.robot, approve=True)
-    base = find_base(options.base, options.mode, plain, seed=options.seeds[0])
-    print(base.origin, flush=True)
-    found, rows = base.put_inside(plain), []
     file = RESULTS / f"on-top-of-a-base-{short_name(options.robot)}-{options.mode}.json"
+    about = {"robot": options.robot, "base": Path(options.base).name, "mode": options.mode}
+    about |= {"changes": dict(options.change)}
+    rows = kept_rows(file, about, options)
+    seeds = [seed for seed in options.seeds if not any(row["seed"] == seed for row in rows)]
+    plain = find_robot(options.robot, approve=True)
+    for seed in seeds:
+        base = find_base(options.base, options.mode, plain, seed=seed)
+        print(base.origin, flush=True)
 
-    def save(row: dict[str, Any]) -> None:
-        rows.append({name: _short(value) for name, value in row.items()})
-        about = {"robot": options.robot, "base": Path(options.base).name, "mode": options.mode}
-        file.write_text(json.dumps({**about, "changes": dict(options.change), "episodes": rows}, indent=1) + "\n")
+        def save(row: dict[str, Any]) -> None:
+            rows.append({name: _short(value) for name, value in row.items()})
+            file.write_text(json.dumps({**about, "episodes": rows}, indent=1) + "\n")
 
-    for seed in options.seeds:
-        run(options, base, found, seed, save)
+        run(options, base, base.put_inside(plain), seed, save)
+    summarise(rows)
+
+
+def kept_rows(file: Path, about: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of an earlier run of the same study: of other seeds, and of these where they are complete."""
+    stored = json.loads(file.read_text()) if file.exists() else {}
+    if {name: stored.get(name) for name in about} != about:
+        return []
+    done = collections.Counter(row["seed"] for row in stored["episodes"])
+    again = {s for s in options.seeds if options.again or done[s] < options.episodes}
+    return [row for row in stored["episodes"] if row["seed"] not in again]
+
+
+def summarise(rows: list[dict[str, Any]]) -> None:
+    """The largest and the median ratio to the base per episode."""
+    for episode in sorted({row["episode"] for row in rows}):
+        mine = [row for row in rows if row["episode"] == episode]
+        ratios, errors = [row["ratio"] for row in mine], [row["error"] for row in mine]
+        worst = max(mine, key=lambda row: row["ratio"])
+        print(
+            f"episode {episode:3d}: median error {np.median(errors):.4g}, ratio to the base {np.median(ratios):.2f}, "
+            f"worst of {len(mine)} seeds {worst['ratio']:.2f} (seed {worst['seed']})"
+        )
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ def cart_task(env: Callable[[], Any] = Cart, **changes: Any) -> GymnasiumTask:
         "hidden": (16,),
         "stop_at_limits": False,
     }
+    if changes.get("hardware"):
+        settings |= {"stopping": {"lag_s": 0.3}, "directions": ((0, 1),)}
     return GymnasiumTask(env=env, **{**settings, **changes})
 
 
@@ -364,10 +366,10 @@ CHAIN = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5),))
         ({"tracked": (1,)}, "tracked names entry 1, which is no position; give goal_low and goal_high"),
         ({"rate": (1.0, 2.0)}, r"rate is \(1.0, 2.0\), but must be a number, or 1 of them"),
         ({"evaluation_speed": -1.0}, "evaluation_speed is -1.0, but must be a number above 0"),
-        ({"rate": -1.0}, r"rate_high\[0\] is -1.0, but must be a positive number"),
+        ({"rate": -1.0}, r"rate\[0\] is -1.0, but must be a positive number"),
         ({"position_low": 2.0}, r"position_low\[0\] is 2.0, but must be below"),
         ({"goal_high": 1.5}, "goals of coordinate 0 lie between -1.0 and 1.5, but its limits are -1.0 to 1.0"),
-        ({"command_high": 3.0}, r"command_high\[0\] is 3.0, but .* takes -2.0 to 2.0"),
+        ({"command_high": 3.0}, r"command_high\[0\] is 3.0, but its action space allows -2.0 to 2.0"),
         ({"evaluation": far_away}, r"the evaluation path 'far' leads to \(1.125\), but must stay between \(-1\) and"),
         ({"evaluation": lambda speed: {"up": np.zeros((5, 3))}}, "the evaluation path 'up' has shape"),
         (
@@ -379,6 +381,7 @@ CHAIN = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5),))
         ({"observe": lambda seen: seen[None]}, "observe returned an array of shape"),
         ({"observe": lambda seen: seen["p"]}, "observe fails on an observation with IndexError"),
         ({"preview": (3, 1)}, "preview is .* rising order"),
+        ({"command_memory": 10**6}, "command_memory is 1000000, but must be at most 1000"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
@@ -386,6 +389,28 @@ def test_what_does_not_fit_is_said_in_one_sentence(changes: dict[str, Any], sent
         cart_task(**changes).make_task()
     assert str(caught.value).endswith(".")
     assert "\n" not in str(caught.value)
+
+
+WRONG_KINDS = [
+    ("env", lambda: 3, r"env\(\) returned 3, but must return a Gymnasium environment"),
+    ("angles", 0, "angles is 0, but must list entries of the measurement"),
+    ("stop_at_limits", "no", "stop_at_limits is 'no', but must be True or False"),
+    ("hardware", "no", "hardware is 'no', but must be True or False"),
+    ("safe", 3, "safe is 3, but must be a function"),
+    ("place", 3, "place is 3, but must be a function"),
+    ("name", 3, "name is 3, but must be a text"),
+    ("unit", "", "unit is '', but must be a text"),
+    ("sensors", "real", r"sensors is 'real', but must be made with Sensors\(…\)"),
+    ("scales", 3, r"scales is 3, but must be made with Scales\(…\)"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), WRONG_KINDS)
+def test_a_value_of_the_wrong_kind_is_said_in_one_sentence(field: str, value: Any, message: str) -> None:
+    wrong = cart_task()
+    object.__setattr__(wrong, field, value)  # the type checker of the tests would be first
+    with pytest.raises(UserError, match=message):
+        wrong.make_task()
 
 
 def test_goals_outside_the_limits_are_refused() -> None:
@@ -454,7 +479,14 @@ def test_training_learns_from_trajectories_that_were_cut() -> None:
     source = cart_task(lambda: DelayedCommands(Cart(trouble), 1), steps=20, trajectories=6)
     task = source.make_task()
     settings = preset("fast").with_changes(
-        {"policy_step.steps": 8, "imagination.trajectories": 0, "model.steps": 400, "model.hidden": (32,)}
+        {
+            "policy_step.steps": 8,
+            "imagination.trajectories": 0,
+            "refinement.steps": 0,
+            "observer.use": 0,
+            "model.steps": 400,
+            "model.hidden": (32,),
+        }
     )
     config = TrainingConfig("cart", "fast", settings, episodes=5)
     robot = source.make_robot(task, payload_kg=0.0, seed=0)
@@ -581,6 +613,55 @@ def test_hardware_is_not_moved_unless_that_is_asked_for():
     assert log[-2:] == [0.0, "closed"]
 
 
+def test_hardware_that_does_not_say_how_it_stops_is_refused_before_it_moves():
+    log: list[Any] = []
+    for stopping, why in (
+        (None, "it is not declared how the robot stops"),
+        ({"speed": 1.0}, "it is not declared how position 0 stops"),
+        ({"lag_s": None}, "neutral does not stop position 0. Say how it stops"),
+        ({"lags": 1.0}, "must be a mapping with fields out of"),
+    ):
+        with pytest.raises(UserError, match=f"^hardware=True, and .*{why}"):
+            cart_task(lambda: Logged(log), hardware=True, stopping=stopping).make_task()
+    assert set(log) == {"closed"}
+
+
+def test_every_command_of_hardware_goes_through_the_gate():
+    """Full command to one side: it slows down before its limit, and what is recorded is what was applied."""
+    log: list[Any] = []
+    robot = robot_of(cart_task(lambda: Logged(log), hardware=True, steps=40))
+    log.clear()
+    policy = policy_of(robot)
+    record = robot.run_episode(policy, np.full((1, 1), 0.5), np.full((1, 40, 1), 5.0))
+    assert 0.9 < record.measured[..., 0].max() <= 1.02
+    np.testing.assert_allclose(record.commands[0, :, 0], log[:40], rtol=1e-6)
+    assert not record.free[0, -1, 0]
+
+    class Runaway(Cart):
+        def step(self, action: np.ndarray):
+            self.state[0] += 0.08  # whatever is commanded
+            return super().step(0.0 * action)
+
+    robot = robot_of(cart_task(Runaway, hardware=True, steps=40))
+    record = robot.run_episode(policy, np.full((1, 1), 0.5))
+    assert record.valid.sum() < 40
+    with pytest.raises(RobotFailed, match="was stopped: "):
+        robot.measured()
+
+
+def test_a_mass_is_braked_at_the_end_of_each_episode():
+    class Mass(Cart):
+        def step(self, action: np.ndarray):
+            velocity = self.state[1] + PERIOD * action[0]
+            self.state = np.asarray([self.state[0] + PERIOD * velocity, velocity])
+            return self.state.copy(), 0.0, False, False, {}
+
+    stopping = {"lag_s": None, "deceleration": 1.0, "brake": 0.5}
+    robot = robot_of(cart_task(Mass, hardware=True, stopping=stopping, position_low=-4.0, position_high=4.0))
+    robot.run_episode(policy_of(robot), np.full((1, 1), 0.5), np.full((1, 12, 1), 1.0))
+    assert abs(robot.measured()[1]) < 0.05
+
+
 def test_a_simulation_is_closed_too_and_gets_no_command_more():
     robot, log = logged(hardware=False)
     assert can_go_back(robot)
@@ -675,7 +756,7 @@ def test_a_safe_policy_brings_hardware_back_instead_of_a_reset() -> None:
         asked.append(float(measured[0]))
         return [-2.0 * np.sign(measured[0])]
 
-    robot = robot_of(cart_task(Counted, stop_at_limits=True, hardware=True, safe=safe))
+    robot = robot_of(cart_task(Counted, stop_at_limits=True, hardware=True, safe=safe, stopping={"lag_s": 0.0}))
     robot.measured()
     before = Counted.resets
     record = episode(robot, excited=True)
@@ -685,7 +766,10 @@ def test_a_safe_policy_brings_hardware_back_instead_of_a_reset() -> None:
 
 
 def test_a_safe_policy_that_fails_is_reported() -> None:
-    robot = robot_of(cart_task(stop_at_limits=True, hardware=True, safe=lambda measured: measured["angle"]))
+    wrong = {"lag_s": 0.0}  # it needs longer: the gate lets it come to its limit
+    robot = robot_of(
+        cart_task(stop_at_limits=True, hardware=True, safe=lambda measured: measured["angle"], stopping=wrong)
+    )
     episode(robot, excited=True)
     with pytest.raises(UserError, match="safe fails on a measurement with IndexError"):
         robot.measured()

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.processes import ROBOT
+from dashboard.processes import ROBOT, SMALL
+from firsthand.cli import parse_command
 from firsthand.cli.evaluate import Evaluate
 from firsthand.cli.simulator import Record
-from firsthand.cli.train import Train
 from firsthand.models import Policy
 from firsthand.robots import SimulatedRobot
 from firsthand.robots.base import EpisodeAbandoned
@@ -124,8 +124,7 @@ def test_the_second_interrupt_says_what_the_machine_does(monkeypatch, stop_at_on
 def test_commands_give_the_robot_back(tmp_path, monkeypatch):
     closed: list[bool] = []
     monkeypatch.setattr(SimulatedRobot, "close", lambda robot: closed.append(True))
-    small = {"preset": "paper-exact", "episodes": 1, "no_report": True}
-    Train(ROBOT, out=tmp_path / "run", **small).run()
+    parse_command(["train", ROBOT, "--out", str(tmp_path / "run"), "--episodes", "1", *SMALL]).run()
     assert len(closed) == 1
     Evaluate(tmp_path / "run", json=True).run()
     assert len(closed) == 2

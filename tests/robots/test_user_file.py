@@ -39,7 +39,7 @@ def test_only_python_files_are_robot_files() -> None:
 @pytest.mark.parametrize(
     ("text", "name", "sentence"),
     [
-        ("task = 1", "my_rob.py:task", r"no robot file .*my_rob\.py \(did you mean 'my_robot\.py'\?\)\.$"),
+        ("task = 1", "my_rob.py:task", r"no file .*my_rob\.py \(did you mean 'my_robot\.py'\?\)\.$"),
         ("x = 1\ntask = (", "my_robot.py:task", r"cannot be loaded as Python, line 2: SyntaxError: '\(' was never"),
         ("\x00\x01", "my_robot.py:task", "cannot be loaded as Python.*null bytes"),
         ("\n\nx = 1 / 0", "my_robot.py:task", r"cannot be loaded as Python, line 3: ZeroDivisionError: division by"),

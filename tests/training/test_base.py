@@ -61,19 +61,6 @@ def lazy_pi(measurement, reference, state=(0.0,)):
 
 
 @pytest.fixture(scope="module")
-def task(make_probe_task) -> Task:
-    return make_probe_task(
-        measured=1,
-        command_memory=1,
-        steps=20,
-        preview=(1, 2, 3),
-        command_limit=1.0,
-        length_scale=1.0,
-        change_weight=0.01,
-    )
-
-
-@pytest.fixture(scope="module")
 def base(task: Task) -> Base:
     return Base(BaseOrigin("lazy.py:lazy_pi"), function_base(lazy_pi, "lazy_pi", task.spec))
 
@@ -111,7 +98,7 @@ def test_base_parameters_and_authority_are_not_trained(learned):
 
 def test_a_broken_learned_part_costs_little_and_loses_authority(task: Task, base: Base):
     """The last layer is replaced by one that drives away from the reference with all its authority."""
-    broken = trainer(task, base, settings=BaseSettings(first_authority=1.0))
+    broken = trainer(task, base, settings=BaseSettings(first_authority=1.0, trials=(1.0,)))
     first = broken.run_episode()
     assert isinstance(broken.supervisor, BaseGuard)
     *hidden, (weight, bias) = broken.state.policy.layers
@@ -160,10 +147,10 @@ def test_the_gradient_goes_through_the_base(task: Task, base: Base, float64):
 def test_the_memory_is_found_again_from_the_record(task: Task, learned):
     made, _, records = learned
     policy = made.state.controller
-    seen = as_seen(policy, records[1])
+    seen = as_seen(policy, records[0])
     layout = task.spec.layout
     ends = np.asarray(seen.states[:-1, -1, layout.size])  # the integral at the end of a trajectory …
-    np.testing.assert_allclose(ends, records[1].memory[1:, 0], atol=1e-5)  # … is that at the start of the next
+    np.testing.assert_allclose(ends, records[0].memory[1:, 0], atol=1e-5)  # … is that at the start of the next
 
 
 def test_a_run_on_top_of_a_base_goes_on_where_it_stopped(task: Task, base: Base, tmp_path: Path):
@@ -219,6 +206,39 @@ def test_authority_is_earned_and_lost():
     for episode in range(5, 30):
         state = judge_with_base(state, settings, row(episode, 0.5))
     assert (state.authority, state.go_back) == (1.0, "")
+
+
+def test_the_learned_part_is_tried_before_it_runs_a_whole_episode():
+    settings, number = BaseSettings(), 1
+    state = judge_with_base(BaseState(settings.first_authority), settings, row(1, 1.0))
+    assert settings.trials[state.trial] == 0.2
+    for share in (0.5, 1.0, 1.0):
+        number += 1
+        tried = {"tried_error": 0.9, "alone_error": 1.4}  # the whole episode is worse than the first, but not for this
+        state = judge_with_base(state, settings, row(number, 1.3) | tried)
+        assert (state.go_back, settings.trials[state.trial]) == ("", share)
+    assert state.base_error == pytest.approx(1.35)
+    state = judge_with_base(state, settings, row(9, 1.0) | {"tried_error": 1.7, "alone_error": 1.35})
+    assert "1.26 times the base's" in state.go_back
+    assert settings.trials[state.trial] == 0.2
+
+
+def test_a_model_that_predicts_what_it_has_not_seen_needs_no_trial():
+    first = BaseState(0.2)
+    for informed, error, share in ((True, 0.1, 1.0), (True, 0.9, 0.2), (True, None, 0.2), (False, 0.1, 0.2)):
+        settings = BaseSettings(informed=informed)
+        state = judge_with_base(first, settings, row(1, 1.0) | {"prediction_error": error})
+        assert settings.trials[state.trial] == share
+    again = judge_with_base(state, settings, row(2, 1.0) | {"prediction_error": 0.1})
+    assert settings.trials[again.trial] == 1.0
+
+
+def test_in_a_trial_the_base_runs_most_of_an_episode(learned):
+    made, rows, records = learned
+    assert [line.get("learned_share") for line in rows[:2]] == [None, pytest.approx(1 / 6)]
+    assert {"tried_error", "alone_error"} <= set(rows[1])
+    assert len(records[1].commands) == len(records[0].commands)
+    assert made.episode == EPISODES
 
 
 def test_what_is_compared_with_is_an_episode_of_the_base_alone(task: Task, base: Base):

@@ -1,6 +1,7 @@
 """How long trajectories are, for robots that fall and for those that do not."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,15 @@ def test_a_robot_that_stays_up_keeps_the_whole_length(task: Task):
     horizon = Horizon(task)
     assert horizon.update(episode(task, [60] * 10)) == 0.0
     assert horizon.steps == 60
+
+
+@pytest.mark.parametrize("steps", [None, [], "12", True, 0, -3, 61, 10**400, 12.5])
+def test_a_stored_horizon_that_cannot_be_is_refused(task: Task, steps: Any):
+    horizon = Horizon(task)
+    horizon.resume(20, episode(task, [20] * 10))
+    assert horizon.steps > 20
+    with pytest.raises((ValueError, TypeError), match=r"horizon is|steps"):
+        horizon.resume(steps, episode(task, [20] * 10))
 
 
 def test_falls_shorten_it_and_standing_lengthens_it_again(task: Task):

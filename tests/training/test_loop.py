@@ -36,40 +36,13 @@ from firsthand.training import (
 from firsthand.training.display import TrainingDisplay
 from firsthand.training.health import Health
 from firsthand.training.learning import Learner
+from probe_runs import EPISODES, FAST, SMALL
 
-SMALL = {"model.steps": 20, "model.hidden": (16,)}
-SETTINGS = {
-    "paper": preset("paper").with_changes(SMALL),
-    "fast": preset("fast").with_changes(
-        {
-            "policy_step.steps": 3,
-            "imagination.trajectories": 4,
-            "refinement.steps": 2,
-            "refinement.batch": 2,
-            **SMALL,
-        }
-    ),
-}
-SETTINGS["refined"] = SETTINGS["fast"].with_changes(
-    {"trust_region.radius": 0.5}
-)  # the most: refinement from the second episode on
-EPISODES = 9
-"""The same for all, so that the buffers have the same size and what is compiled is shared; most tests stop earlier."""
+SETTINGS = {"paper": preset("paper").with_changes(SMALL), "fast": FAST}
+SETTINGS["refined"] = FAST.with_changes({"trust_region.radius": 0.5})
+"""The widest trust region: refinement from the second episode on."""
 
 every = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-
-
-@pytest.fixture(scope="module")
-def task(make_probe_task) -> Task:
-    return make_probe_task(
-        measured=1,
-        command_memory=1,
-        steps=20,
-        preview=(1, 2, 3),
-        command_limit=1.0,
-        length_scale=1.0,
-        change_weight=0.01,
-    )
 
 
 def config(settings: Settings, seed: int = 0) -> TrainingConfig:

@@ -5,16 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from firsthand.cli.results import evaluate_kept, print_evaluation
+from firsthand.cli.results import print_evaluation
 from firsthand.dashboard.run_info import RunInfo
 from firsthand.export import write_export
 from firsthand.report import write_report
-from firsthand.robots.description import ROBOT_DESCRIPTION
-from firsthand.robots.registry import find_robot
-from firsthand.runs import RunFolder
-from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.run import Run
 from firsthand.units import unit_of
+from probe_runs import finished_run
 
 ROBOT = """
 import gymnasium
@@ -52,19 +49,7 @@ task = GymnasiumTask(
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained and evaluated run; the file with the cost is gone since."""
-    folder = tmp_path_factory.mktemp("own")
-    file = folder / "tank.py"
-    file.write_text(ROBOT)
-    found = find_robot(f"{file}:task", approve=True)
-    config = TrainingConfig.of(found.name, "paper", episodes=2, changes={"model.steps": 5})
-    robot = found.make()
-    stored = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
-    with RunFolder.create(folder / "run", stored, provenance={}) as run:
-        Trainer(robot, config, FolderRecorder(run)).train()
-    evaluate_kept(Run.open(folder / "run"), robot, None)
-    file.unlink()
-    return folder / "run"
+    return finished_run(tmp_path_factory.mktemp("own"), "tank.py", ROBOT)
 
 
 def test_the_cost_is_what_policies_are_judged_by(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

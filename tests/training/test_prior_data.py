@@ -19,39 +19,15 @@ from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.runs import RunFolder
 from firsthand.runs.pytrees import to_arrays
 from firsthand.tasks import Task
-from firsthand.training import FolderRecorder, Trainer, TrainingConfig, preset
+from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.origin import InitFrom, TakenLog
 from firsthand.training.prior import Prior, gather, spread_stretches
+from probe_runs import EPISODES, FAST
 
-SETTINGS = preset("fast").with_changes(
-    {
-        "policy_step.steps": 2,
-        "imagination.trajectories": 4,
-        "refinement.steps": 1,
-        "refinement.batch": 4,
-        "model.steps": 50,
-        "model.hidden": (16,),
-        "model.rate": 1e-2,
-    }
-)
-EPISODES = 9
-"""With and without a log of 900 rows the buffer has the same size, so that what is compiled is shared."""
+SETTINGS = FAST.with_changes({"model.rate": 1e-2})
 ROWS = 895
 DONE = 3
 """Most tests stop here."""
-
-
-@pytest.fixture(scope="module")
-def task(make_probe_task) -> Task:
-    return make_probe_task(
-        measured=1,
-        command_memory=1,
-        steps=20,
-        preview=(1, 2, 3),
-        command_limit=1.0,
-        length_scale=1.0,
-        change_weight=0.01,
-    )
 
 
 @pytest.fixture

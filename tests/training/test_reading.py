@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from firsthand.cli import main
-from firsthand.cli.results import evaluate_kept
 from firsthand.dashboard.run_info import RunInfo
 from firsthand.errors import UserError
 from firsthand.export import write_export
@@ -25,8 +24,8 @@ from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.registry import find_robot, make_task
 from firsthand.runs import RunFolder
 from firsthand.runs.checks import signed_json
-from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.run import Run
+from probe_runs import finished_run
 
 ROBOT = """
 import gymnasium
@@ -59,19 +58,7 @@ EVIL = "from pathlib import Path\nPath({mark!r}).write_text('this was run')\n"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained and evaluated run; the robot's file is gone since."""
-    folder = tmp_path_factory.mktemp("reading")
-    file = folder / "cart.py"
-    file.write_text(ROBOT)
-    found = find_robot(f"{file}:task", approve=True)
-    config = TrainingConfig.of(found.name, "paper", episodes=2, changes={"model.steps": 5})
-    robot = found.make()
-    stored = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
-    with RunFolder.create(folder / "run", stored, provenance={}) as run:
-        Trainer(robot, config, FolderRecorder(run)).train()
-    evaluate_kept(Run.open(folder / "run"), robot, None)
-    file.unlink()
-    return folder / "run"
+    return finished_run(tmp_path_factory.mktemp("reading"), "cart.py", ROBOT)
 
 
 @pytest.fixture

@@ -166,5 +166,5 @@ def test_a_tracker_that_is_not_known_or_not_installed(monkeypatch: pytest.Monkey
     with pytest.raises(UserError, match=r"'wandbb' \(did you mean 'wandb'\?\), but must be one of mlflow, wandb"):
         check_tracker("wandbb")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"tracking with mlflow needs its package: pip install 'firsthand\[mlflow\]'"):
+    with pytest.raises(UserError, match=r"tracking with mlflow needs its package: pip install .* -e '\.\[mlflow\]'"):
         check_tracker("mlflow")

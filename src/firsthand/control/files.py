@@ -24,6 +24,7 @@ from ..runs import atomic
 
 FORMAT = 1
 FOLDER, REQUESTS, STATUS, EVENTS = "control", "requests", "status.json", "events.jsonl"
+MAX_STATUS_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 4096
 """A larger request is refused."""
 MAX_TAG_LENGTH = 60
@@ -104,7 +105,7 @@ class Status:
 
     @property
     def ended(self) -> bool:
-        """Whether this trainer has said goodbye."""
+        """Whether this trainer has ended in an orderly way."""
         return self.state in ("finished", "stopped", "failed")
 
 
@@ -178,15 +179,18 @@ def publish(run: str | os.PathLike[str], status: Status) -> None:
     path = folder_of(run) / STATUS
     temporary = path.with_name(f".{STATUS}.{os.getpid():08x}.tmp")
     content = atomic.plain_values({"format": FORMAT, **asdict(status)}, nonfinite="null")
-    temporary.write_text(json.dumps(content, allow_nan=False), "utf-8")
+    temporary.unlink(missing_ok=True)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with os.fdopen(handle, "wb") as file:
+        file.write(json.dumps(content, allow_nan=False).encode())
     os.replace(temporary, path)
 
 
 def read_status(run: str | os.PathLike[str]) -> Status | None:
-    """What the trainer said last; None when there is nothing to read. `UserError` for an unknown version."""
+    """The last status of the trainer; None when there is nothing to read. `UserError` for an unknown version."""
     path = folder_of(run) / STATUS
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(atomic.read_bytes(path, MAX_STATUS_BYTES))
         version = content.pop("format")
     except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return None
@@ -220,7 +224,7 @@ def append_event(run: str | os.PathLike[str], event: Event) -> None:
     """Add a line. A line counts when its newline is there; what a crash tore off is cut here."""
     path = folder_of(run) / EVENTS
     line = json.dumps(atomic.plain_values(asdict(event), nonfinite="null"), allow_nan=False) + "\n"
-    with path.open("a+b") as file:
+    with os.fdopen(atomic.open_to_change(path, os.O_RDWR | os.O_APPEND), "a+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size:
             file.seek(size - 1)
@@ -232,7 +236,7 @@ def append_event(run: str | os.PathLike[str], event: Event) -> None:
 def read_events(run: str | os.PathLike[str]) -> list[Event]:
     """All events, oldest first; damaged lines are left out."""
     try:
-        lines = (folder_of(run) / EVENTS).read_bytes().split(b"\n")[:-1]
+        lines = atomic.read_bytes(folder_of(run) / EVENTS).split(b"\n")[:-1]
     except OSError:
         return []
     events = []
@@ -242,6 +246,6 @@ def read_events(run: str | os.PathLike[str]) -> list[Event]:
             events.append(
                 Event(int(content["episode"]), str(content["kind"]), str(content["text"]), dict(content["extra"]))
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             continue
     return events

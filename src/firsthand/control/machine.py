@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from firsthand_onboard.answers import Status, read_status, refusal
 from firsthand_onboard.link import ACKNOWLEDGE_S, ClientEnd, stop_machine
 from firsthand_onboard.messages import Message
 from firsthand_onboard.network import LinkError, Security
@@ -30,6 +31,12 @@ def address_of(robot: str) -> str | None:
     """`tcp/host:port` in the name of a robot; None for a name that is not an address."""
     address = robot.rpartition("@")[2]
     return address if address.startswith(("tcp/", "tls/")) else None
+
+
+def watch_machines(address: str) -> "Watch | FleetWatch":
+    """Who watches what is at an address, or at several with commas between them."""
+    addresses = address.split(",")
+    return Watch(address) if len(addresses) == 1 else FleetWatch(addresses)
 
 
 def security() -> Security | None:
@@ -56,9 +63,12 @@ class Operator:
     def look(self) -> dict[str, Any]:
         """`state`, `fault`, `fault_number` and `reachable`; a machine that does not answer is not reachable."""
         try:
-            return self._state(self._ask("status"))
+            status = self._read(self._ask("status"))
         except UserError as error:
             return {"state": "", "fault": str(error), "fault_number": 0, "reachable": False}
+        return {
+            "state": status.state, "fault": status.fault, "fault_number": status.fault_number, "reachable": True
+        }  # fmt: skip
 
     def stop(self) -> str:
         """Stop the machine, in any state, until it is acknowledged; what to tell the person."""
@@ -74,8 +84,8 @@ class Operator:
         """Acknowledge the fault of this number, the one that the person has seen; what to tell the person."""
         answer = self._reach(lambda client: client.acknowledge(number))
         if answer.kind == "refused":
-            raise UserError(f"{answer.body['why']}.")
-        return f"acknowledged; the machine is {answer.body['state']}"
+            raise UserError(f"{refusal(answer)}.")
+        return f"acknowledged; the machine is {self._read(answer).state}"
 
     def close(self) -> None:
         """Leave."""
@@ -99,8 +109,11 @@ class Operator:
             raise UserError(f"the machine cannot be reached: {error}.") from None
 
     @staticmethod
-    def _state(message: Any) -> dict[str, Any]:
-        return {name: message.body[name] for name in ("state", "fault", "fault_number")} | {"reachable": True}
+    def _read(message: Message) -> Status:
+        try:
+            return read_status(message)
+        except LinkError as error:
+            raise UserError(f"{error}.") from None
 
 
 class Watch:
@@ -112,7 +125,7 @@ class Watch:
     def __init__(self, address: str) -> None:
         self.operator = Operator(address)
         self.seen: dict[str, Any] | None = None
-        """What the machine said last."""
+        """The last status of the machine."""
         self._asked: queue.Queue[tuple[int, float, queue.Queue] | None] = queue.Queue()
 
     def start(self) -> None:
@@ -157,3 +170,61 @@ class Watch:
             except Exception as error:  # for whoever asked; this thread goes on looking
                 answer.put(error)
             self.seen = self.operator.look()
+
+
+NUMBERS_PER_MACHINE = 1_000_000
+"""Fault number n of machine i is shown as i times this, plus n: an acknowledgement must find its machine."""
+
+
+class FleetWatch:
+    """Several machines as one: any fault is shown with its machine, and a stop stops all of them."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.watches = [Watch(address) for address in addresses]
+
+    @property
+    def seen(self) -> dict[str, Any] | None:
+        """What the first machine in trouble said last; where all are well, what the first one said."""
+        seen = [(i, watch.seen) for i, watch in enumerate(self.watches) if watch.seen is not None]
+        if not seen:
+            return None
+        index, worst = max(seen, key=lambda pair: (pair[1]["state"] == "fault", not pair[1]["reachable"], -pair[0]))
+        fault = f"{self.watches[index].operator.address}: {worst['fault']}" if worst["fault"] else ""
+        reachable = any(found["reachable"] for _, found in seen)
+        number = NUMBERS_PER_MACHINE * index + worst["fault_number"]
+        return {**worst, "fault": fault, "fault_number": number, "reachable": reachable}
+
+    def start(self) -> None:
+        """Begin to look."""
+        for watch in self.watches:
+            watch.start()
+
+    def close(self) -> None:
+        """Leave the machines alone."""
+        for watch in self.watches:
+            watch.close()
+
+    def ask(self, kind: str, number: Any = None) -> str:
+        """Stop all machines at the same time, or acknowledge the fault of one."""
+        if kind != "stop":
+            index, own = divmod(int(number), NUMBERS_PER_MACHINE)
+            if not 0 <= index < len(self.watches):
+                raise UserError(f"there is no fault number {number}.")
+            return self.watches[index].ask(kind, own)
+        answers, failed = [""] * len(self.watches), [False] * len(self.watches)
+
+        def stop(index: int) -> None:
+            try:
+                answers[index] = self.watches[index].ask("stop")
+            except UserError as error:
+                answers[index], failed[index] = str(error), True
+
+        threads = [threading.Thread(target=stop, args=(i,), daemon=True) for i in range(len(self.watches))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        text = "; ".join(f"{w.operator.address}: {a}" for w, a in zip(self.watches, answers, strict=True))
+        if any(failed):
+            raise UserError(text)
+        return text

@@ -1,12 +1,12 @@
 """What training needs of a robot: run an episode of given goals, and follow given references for evaluation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from firsthand_onboard import ControlSpec, StateLayout
 from firsthand_onboard.features import measured_part, next_state
@@ -45,6 +45,8 @@ class EpisodeRecord:
     """How often the observer restarted each entry from its measurement; None where none ran."""
     memory: Float[np.ndarray, "trajectories memory"] | None = None
     """What the policy's base remembered at the start of each trajectory; None where the policy has none."""
+    machines: Int[np.ndarray, " trajectories"] | None = None
+    """Which machine ran each trajectory, of several that learn together; None for one robot."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The record as named arrays, for a file."""
@@ -100,13 +102,15 @@ class EpisodeRecord:
             "free": (count, steps, layout.num_commands),
             "truth": (count, steps + 1, layout.num_measured),
             "restarts": (count, layout.num_measured),
+            "machines": (count,),
         }
         for name, array in self.arrays().items():
             wanted = expected.get(name, array.shape)
             if array.shape != wanted:
                 raise ValueError(f"{name} has the shape {array.shape}, but must have {wanted}")
-            if array.dtype.kind not in "fiub":
-                raise ValueError(f"{name} has the type {array.dtype}, but must hold real numbers")
+            if array.dtype.kind not in ("b" if name in ("free", "valid") else "fiub"):
+                kind = "true and false" if name in ("free", "valid") else "real numbers"
+                raise ValueError(f"{name} has the type {array.dtype}, but must hold {kind}")
 
     @staticmethod
     def complete(
@@ -127,12 +131,23 @@ class EpisodeRecord:
         return EpisodeRecord(starts, measured, commands, references, free, free[..., 0].copy(), *more)
 
     @staticmethod
+    def join(records: "Sequence[EpisodeRecord]") -> "EpisodeRecord":
+        """The trajectories of several records, one after the other; what not all of them have is left out."""
+        arrays = [record.arrays() for record in records]
+        names = [name for name in arrays[0] if all(name in part for part in arrays)]
+        return EpisodeRecord.from_arrays({name: np.concatenate([part[name] for part in arrays]) for name in names})
+
+    def part(self, trajectories: slice) -> "EpisodeRecord":
+        """Some of the trajectories."""
+        return EpisodeRecord.from_arrays({name: array[trajectories] for name, array in self.arrays().items()})
+
+    @staticmethod
     def from_arrays(arrays: Mapping[str, np.ndarray]) -> "EpisodeRecord":
         """The record from named arrays; others are ignored."""
-        optional = ("truth", "restarts", "memory")
+        optional = ("truth", "restarts", "memory", "machines")
         required = {name: arrays[name] for name in EpisodeRecord.__dataclass_fields__ if name not in optional}
-        truth, restarts, memory = (arrays.get(name) for name in optional)
-        return EpisodeRecord(**required, truth=truth, restarts=restarts, memory=memory)
+        found: dict[str, Any] = {name: arrays.get(name) for name in optional}
+        return EpisodeRecord(**required, **found)
 
 
 MIN_ROOM = 0.5
@@ -167,6 +182,8 @@ class AbstractRobot(ABC):
     """
 
     task: Task
+    stand_in: bool = False
+    """Whether it only stands in for a robot that is not connected yet."""
     hardware: bool = False
     """Whether it moves something real, or may: then only training and `firsthand evaluate` move it."""
     can_reset: bool = False
@@ -197,6 +214,8 @@ class AbstractRobot(ABC):
     """Whether this plant is a learned simulator."""
     angles: tuple[int, ...] = ()
     """Entries of the measurement that are angles and counted on across ±π."""
+    members: Sequence[Any] = ()
+    """The machines of a fleet (`robots.fleet.Member`); empty for one robot."""
     file: RobotFile | None = None
     """The user's file that it came from, where it is in one."""
 
@@ -239,6 +258,16 @@ class AbstractRobot(ABC):
     @abstractmethod
     def measured(self) -> Float[np.ndarray, " measured"]:
         """What the sensors say now."""
+
+    def shares(self, count: int) -> list[tuple[int, Float[np.ndarray, " measured"]]]:
+        """Who runs the next `count` trajectories: how many each body takes, and what it measures now.
+
+        One body for a robot; several for machines that collect at the same time, in the order of the trajectories.
+        """
+        return [(count, self.measured())]
+
+    def run_alike(self) -> None:  # noqa: B027 (one body runs what it is given)
+        """Every body of the robot runs the policy of the next episode, whatever was decided for one of them."""
 
     @abstractmethod
     def run_episode(

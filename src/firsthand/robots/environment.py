@@ -26,6 +26,7 @@ from ..models import Controller, Policy, as_controller
 from ..plants.sensors import Sensors
 from ..tasks.base import EvaluationReference, Task
 from .base import AbstractRobot, EpisodeRecord, neutral
+from .hardware_gate import HardwareGate
 from .limits import BEGIN_SLACK, LimitWatch, is_inside
 from .sensing import Sensing, fit_sensors
 
@@ -100,6 +101,7 @@ class Trajectory:
         self.measured = np.repeat(measured[None], steps + 1, axis=0)
         self.truth = np.repeat(true[None], steps + 1, axis=0)
         self.commands = np.repeat(neutral(spec)[None], steps, axis=0)
+        self.free: Bool[np.ndarray, "steps commands"] = np.ones(self.commands.shape, bool)
         self.valid: Bool[np.ndarray, " steps"] = np.zeros(steps, bool)
         self.restarts: Float[np.ndarray, " measured"] | None = None
         self.memory: Float[np.ndarray, " memory"] | None = None
@@ -109,9 +111,11 @@ class Trajectory:
         command: Float[np.ndarray, " commands"],
         measured: Float[np.ndarray, " measured"],
         true: Float[np.ndarray, " measured"],
+        free: Bool[np.ndarray, " commands"] | bool = True,
     ) -> None:
-        """A step that happened."""
+        """A step that happened; `free` are the channels whose command was the policy's own."""
         k = self.done
+        self.free[k] = free
         self.commands[k], self.measured[k + 1 :], self.truth[k + 1 :], self.valid[k] = command, measured, true, True
         self.done += 1
 
@@ -122,13 +126,12 @@ def as_record(trajectories: Sequence[Trajectory], *, knows_truth: bool) -> Episo
     def stacked(name: str) -> np.ndarray:
         return np.stack([getattr(t, name) for t in trajectories])
 
-    commands = stacked("commands")
     return EpisodeRecord(
         starts=stacked("start"),
         measured=stacked("measured"),
-        commands=commands,
+        commands=stacked("commands"),
         references=stacked("points"),
-        free=np.ones(commands.shape, bool),
+        free=stacked("free"),
         valid=stacked("valid"),
         truth=stacked("truth") if knows_truth else None,
         restarts=stacked("restarts") if all(t.restarts is not None for t in trajectories) else None,
@@ -140,9 +143,19 @@ class Driver:
     """An environment and the state vector that the policy sees of it."""
 
     def __init__(
-        self, environment: Environment, spec: ControlSpec, *, seed: int, sensors: Sensors | None = None
+        self,
+        environment: Environment,
+        spec: ControlSpec,
+        *,
+        seed: int,
+        sensors: Sensors | None = None,
+        gate: HardwareGate | None = None,
     ) -> None:
-        self.environment, self.spec = environment, spec
+        self.environment, self.spec, self._gate = environment, spec, gate
+        self.applied = neutral(spec)
+        """The last command as the robot got it."""
+        self.free: Bool[np.ndarray, " commands"] = np.ones(len(self.applied), bool)
+        """Where that is what was asked for."""
         self.env = environment.make()
         self.space = self.env.action_space
         self.state = self.true = self.newest = np.zeros(0, np.float32)
@@ -180,9 +193,16 @@ class Driver:
         return "" if self._observer is None else self._observer.fault
 
     def rest(self) -> None:
-        """One neutral command, so that the robot is not left with the last one."""
-        if self.step(neutral(self.spec)) is not Outcome.GOING:
+        """One neutral command, so that the robot is not left with the last one; what needs a brake is braked before."""
+        for _ in range(0 if self._gate is None else self._gate.braking_steps):
+            command = self._gate.brake(self.newest) if self._gate is not None else None
+            if command is None or self._gate is None or self._apply(command) is not Outcome.GOING:
+                break
+            self._gate.follow(command, self.newest)
+        if self._apply(neutral(self.spec)) is not Outcome.GOING:
             self.reset()
+        elif self._gate is not None:
+            self._gate.begin()
 
     def reset(self, seed: int | None = None) -> None:
         """Start anew, wherever the environment puts the robot."""
@@ -208,6 +228,8 @@ class Driver:
             measured = self._sensing.start(measured)
         self.state, self.newest = initial_state(self.spec.layout, measured, neutral(self.spec)), measured
         self.turn_back()
+        if self._gate is not None:
+            self._gate.begin()
         self.watch(self._observer)
 
     def turn_back(self) -> None:
@@ -228,13 +250,28 @@ class Driver:
                 self._observer.shift(shift)
             if self._sensing is not None:
                 self._sensing.shift(shift)
+            if self._gate is not None:
+                self._gate.begin()
 
     def measured(self) -> Float[np.ndarray, " measured"]:
         """What was measured last; for what is missing the last value that came. `newest` has NaN there."""
         return measured_part(self.spec.layout, self.state)
 
     def step(self, command: Float[np.ndarray, " commands"]) -> Outcome:
-        """Apply a command for one control period."""
+        """Apply a command for one control period; hardware gets what the gate makes of it."""
+        if self._gate is None:
+            return self._apply(command)
+        command, free, fault = self._gate(command, self.newest)
+        if fault:
+            with contextlib.suppress(RobotFailed):
+                self._apply(neutral(self.spec))
+            raise RobotFailed(f"{self.name} was stopped: {fault}.")
+        outcome = self._apply(command)
+        self.free = free
+        return outcome
+
+    def _apply(self, command: Float[np.ndarray, " commands"]) -> Outcome:
+        self.applied, self.free = command, np.ones(len(command), bool)
         action = np.clip(command.reshape(self.space.shape), self.space.low, self.space.high).astype(self.space.dtype)
         answer = self._call("step()", lambda: self.env.step(action))
         if not isinstance(answer, tuple) or len(answer) != STEP_VALUES:
@@ -313,9 +350,14 @@ class GymnasiumRobot(AbstractRobot):
         hardware: bool = False,
         sensors: Sensors | None = None,
         safe: SafePolicy | None = None,
+        gate: Callable[[], HardwareGate] | None = None,
     ) -> None:
-        """`safe` brings the robot back inside its limits after it was stopped there; neutral by default."""
+        """`safe` brings the robot back inside its limits after it was stopped there; neutral by default.
+
+        `gate` makes what stands before every command; hardware has one.
+        """
         self.environment, self.task, self.seed, self.hardware = environment, task, seed, hardware
+        self._make_gate = gate
         self.safe = safe
         self.sensors = None if sensors is None else fit_sensors(sensors, task.spec)
         self.angles = tuple(environment.angles)
@@ -332,8 +374,17 @@ class GymnasiumRobot(AbstractRobot):
         if self._failure is not None:
             raise self._failure
         if self._driver is None:
-            self._driver = Driver(self.environment, self.task.spec, seed=self.seed, sensors=self.sensors)
+            self._driver = self._drive(self.seed)
         return self._driver
+
+    @property
+    def stand_in(self) -> bool:
+        """Whether the environment says that it only stands in for a robot."""
+        return bool(getattr(self.driver.env.unwrapped, "stand_in", False))
+
+    def _drive(self, seed: int) -> Driver:
+        gate = None if self._make_gate is None else self._make_gate()
+        return Driver(self.environment, self.task.spec, seed=seed, sensors=self.sensors, gate=gate)
 
     def measured(self) -> Float[np.ndarray, " measured"]:
         """What was measured last; says why, if the environment failed since."""
@@ -494,7 +545,7 @@ class GymnasiumRobot(AbstractRobot):
         """
         if self.hardware:
             self.close()
-        driver = Driver(self.environment, self.task.spec, seed=0, sensors=self.sensors)
+        driver = self._drive(0)
         run = as_controller(policy).for_robot()
         driver.watch(run.observer)
         try:
@@ -578,7 +629,7 @@ def track(
             command = np.clip(command + excitation[k].astype(np.float32), low, high)
         outcome = driver.step(command)
         if outcome is not Outcome.NOT_FINITE:
-            trajectory.add(command, driver.newest, driver.true)
+            trajectory.add(driver.applied, driver.newest, driver.true, driver.free)
         if observer is not None:
             trajectory.restarts = (observer.restarts - before).astype(np.float32)
         if outcome is Outcome.GOING and watch is not None and watch.leaves(driver.measured()):

@@ -1,7 +1,8 @@
 """Any Gymnasium environment as a robot: the user says what the observation holds, the rest is derived."""
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from ..tasks.goals import AbstractGoal, Cost, Residuals, Track, check_weights
 from ..tasks.set_points import SetPointReferences, SetPoints
 from ..units import error_unit
 from .environment import GymnasiumRobot, environment_name
+from .hardware_gate import HardwareGate
 from .limits import is_inside
 
 DEFAULT_STEPS = 100
@@ -137,8 +139,13 @@ class GymnasiumTask:
     safe: Callable[[np.ndarray], Any] | None = None
     """From the measurement to a command that brings the robot back after it was stopped at a limit; else neutral."""
     hardware: bool = False
-    """Whether the environment moves something real: then it is neutral after each episode, and only training and
-    `firsthand evaluate` move it."""
+    """Whether the environment moves something real: then it is neutral after each episode, only training and
+    `firsthand evaluate` move it, and every command goes through the safety gate, which needs `stopping`."""
+    stopping: Mapping[str, Any] | None = None
+    """Of hardware: how its joints stop, as a machine behind `serve` declares it: `lag_s` and `dead_time_s`, or
+    `deceleration` and `brake` for forces and torques; `speed`."""
+    directions: Sequence[Sequence[int]] | None = None
+    """Of hardware: per command which position it moves (-1 for none) and which way, 1 or -1."""
 
     def make_task(self) -> Task:
         """The task, derived from what was given and from the environment's spaces."""
@@ -148,16 +155,33 @@ class GymnasiumTask:
         """The environment, made when it is first needed."""
         if payload_kg:
             raise UserError(f"payload is {payload_kg} kg, but {task.name} cannot carry one; leave it out.")
+        reader = _Reader(self)
+        gate = (lambda: self._gate(task.spec, reader.angles)) if self.hardware else None
         return GymnasiumRobot(
-            _Reader(self), task, seed=seed, hardware=self.hardware, sensors=self.sensors, safe=self.safe
+            reader, task, seed=seed, hardware=self.hardware, sensors=self.sensors, safe=self.safe, gate=gate
         )
+
+    def _gate(self, spec: ControlSpec, angles: Sequence[int]) -> HardwareGate:
+        try:
+            return HardwareGate(spec, self.stopping, self.directions, angles)
+        except (SpecError, TypeError, ValueError) as error:
+            raise UserError(f"hardware=True, and {error}.") from None
 
     @cached_property
     def _task(self) -> Task:
         try:
-            return _derive(self)
+            task = _derive(self)
         except SpecError as error:
-            raise UserError(f"{error}.") from None
+            raise UserError(f"{_own_words(str(error))}.") from None
+        if self.hardware:  # before anything moves
+            self._gate(task.spec, _Reader(self).angles)
+        return task
+
+
+def _own_words(message: str) -> str:
+    """The control specification's fields as those of a `GymnasiumTask` are called."""
+    message = message.replace("reference.rate_high", "rate").replace("reference.rate_low", "rate")
+    return re.sub(r"\b(?:limits|layout|reference)\.(?=[a-z])", "", message)
 
 
 class _Reader:
@@ -170,7 +194,10 @@ class _Reader:
     def make(self) -> Any:
         """A new environment without Gymnasium's time limit."""
         try:
-            return without_time_limit(self.source.env())
+            env = without_time_limit(self.source.env())
+            if not all(hasattr(env, part) for part in ("reset", "step", "close", "action_space", "observation_space")):
+                raise UserError(f"env() returned {env!r}, but must return a Gymnasium environment.")
+            return env
         except UserError:
             raise
         except Exception as error:
@@ -227,8 +254,9 @@ def without_time_limit(env: Any) -> Any:
 
 def _derive(source: GymnasiumTask) -> Task:
     """The task; the environment is made once to look at it."""
-    reader = _Reader(source)
+    _check_kinds(source)
     _check_plain_numbers(source)
+    reader = _Reader(source)
     if not callable(source.env):
         raise UserError(f"env is {source.env!r}, but must be a function that makes the environment.")
     env = reader.make()
@@ -294,11 +322,11 @@ def _derive(source: GymnasiumTask) -> Task:
     if own_goals is not None and not holds:
         default_paths = GoalTours(spec, goals, home)
     evaluation = default_paths if own_paths is None else CheckedReferences(own_paths, spec, box, home)
-    speed = _rounded(default_paths.speed()) if source.evaluation_speed is None else float(source.evaluation_speed)
+    speed = _round_digits(default_paths.speed()) if source.evaluation_speed is None else float(source.evaluation_speed)
     evaluation(speed)  # a path outside the limits is reported now, not after training
     if goal is None:
         scale = source.length_scale
-        scale = _one_or_more(_rounded(0.6 * spread)) if scale is None else _weights(scale)
+        scale = _one_or_more(_round_digits(0.6 * spread)) if scale is None else _weights(scale)
         weight = _weights(source.weight)
         check_weights("length_scale", scale, spec.num_outputs, "tracked output", positive=True)
         check_weights("weight", weight, spec.num_outputs, "tracked output")
@@ -317,6 +345,36 @@ def _derive(source: GymnasiumTask) -> Task:
         or error_unit(spec)
         or ("rad" if space == "output" and set(goal_entries) <= set(angles) else "m"),
     )
+
+
+MAX_MEMORY = 1000
+"""Past commands or measurements in a state: more than any dead time, and little enough to be computed with."""
+
+
+def _check_kinds(source: GymnasiumTask) -> None:
+    """Check the fields that are not numbers: what is wrong here would be noticed late, or never."""
+    for field in ("place", "safe", "observe", "goals", "evaluation"):
+        value = getattr(source, field)
+        if value is not None and not callable(value):
+            raise UserError(f"{field} is {value!r}, but must be a function.")
+    for field in ("hardware", "stop_at_limits"):
+        value = getattr(source, field)
+        if not isinstance(value, bool | np.bool_) and not (value is None and field == "stop_at_limits"):
+            raise UserError(f"{field} is {value!r}, but must be True or False.")
+    for field in ("name", "unit"):
+        value = getattr(source, field)
+        if value is not None and not (isinstance(value, str) and value.strip() and value.isprintable()):
+            raise UserError(f"{field} is {value!r}, but must be a text of at least one character, all printable.")
+    for field, kind in (("sensors", Sensors), ("scales", Scales)):
+        value = getattr(source, field)
+        if value is not None and not isinstance(value, kind):
+            raise UserError(f"{field} is {value!r}, but must be made with {kind.__name__}(…).")
+    if not isinstance(source.angles, Sequence | np.ndarray) or isinstance(source.angles, str):
+        raise UserError(f"angles is {source.angles!r}, but must list entries of the measurement, for example (0, 1).")
+    for field in ("command_memory", "measurement_memory"):
+        value = getattr(source, field)
+        if isinstance(value, int | np.integer) and value > MAX_MEMORY:
+            raise UserError(f"{field} is {value}, but must be at most {MAX_MEMORY}.")
 
 
 def _check_plain_numbers(source: GymnasiumTask) -> None:
@@ -370,7 +428,7 @@ def _command_range(source: GymnasiumTask, space: Any, name: str) -> tuple[tuple[
         values = tuple(bound.tolist()) if given is None else _numbers(field, given, len(low), "action channel")
         for i, value in enumerate(values):
             if not low[i] <= value <= high[i]:
-                raise UserError(f"{field}[{i}] is {value}, but {name} takes {low[i]} to {high[i]} in this channel.")
+                raise UserError(f"{field}[{i}] is {value}, but its action space allows {low[i]} to {high[i]}.")
         found.append(values)
     return found[0], found[1]
 
@@ -531,10 +589,10 @@ def _names(size: int, positions: tuple[int, ...], velocities: tuple[int, ...]) -
     return tuple(names)
 
 
-def _rounded(value: Any) -> Any:
+def _round_digits(value: Any) -> Any:
     """Two digits: the same on every machine, and short in a file. One number, or an array of them."""
     if isinstance(value, np.ndarray) and value.ndim:
-        return np.asarray([_rounded(float(one)) for one in value])
+        return np.asarray([_round_digits(float(one)) for one in value])
     return float(f"{value:.2g}")
 
 
@@ -607,6 +665,6 @@ def _default_scales(spec: ControlSpec, goal_entries: tuple[int, ...], box: GoalB
         tuple(center.tolist()),
         tuple(scale.tolist()),
         tuple(change.tolist()),
-        _one_or_more(_rounded(error)),
-        _one_or_more(_rounded(moved)),
+        _one_or_more(_round_digits(error)),
+        _one_or_more(_round_digits(moved)),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from firsthand_onboard import ControlSpec
 
@@ -13,6 +13,8 @@ BEGIN_SLACK = 0.005
 """Share of a position's range by which it may be outside where a motion begins."""
 LIMIT_SLACK = 0.01
 """Share of a position's range by which it may be outside: stops of a machine and noise of a sensor are not a fall."""
+MAX_JUMP = 0.1
+"""A change by more than this share of the range in one period may be a sensor's spike: the next measurement decides."""
 
 
 class LimitWatch:
@@ -20,7 +22,8 @@ class LimitWatch:
 
     A motion that begins outside, as after a push, may go on while it does not lead farther out. A position leaves where
     two more periods at its present speed would bring it outside: so what is measured stays inside, apart from what
-    happens within them. Entries that are `angles` have no stops, and may turn on.
+    happens within them. A jump counts when the next measurement confirms it. Entries that are `angles` have no stops,
+    and may turn on.
     """
 
     def __init__(
@@ -29,14 +32,21 @@ class LimitWatch:
         self.index, low, high = limited_positions(spec, angles)
         slack = LIMIT_SLACK * (high - low)
         self.before = np.asarray(measured, float)[self.index]
-        self.low, self.high = np.minimum(low, self.before) - slack, np.maximum(high, self.before) + slack
+        self.jump = MAX_JUMP * (high - low)
+        self.doubted: Bool[np.ndarray, " positions"] = np.zeros(len(self.index), bool)
+        """Which positions jumped in the last measurement, and count from the next on."""
+        # What begins within the slack may not go beyond it: a robot that creeps would take it along, chunk by chunk.
+        self.low = np.where(self.before < low - slack, self.before, low) - slack
+        self.high = np.where(self.before > high + slack, self.before, high) + slack
 
     def leaves(self, measured: Float[np.ndarray, " measured"]) -> bool:
         """Whether the newest measurement, one period after the one before, leads out. NaN leads nowhere."""
         now = np.asarray(measured, float)[self.index]
-        step = now - self.before
-        self.before = np.where(np.isfinite(now), now, self.before)
-        ahead = now + LOOKAHEAD * np.nan_to_num(step)
+        now = np.where(np.isfinite(now), now, self.before)
+        self.doubted = (np.abs(now - self.before) > self.jump) & ~self.doubted
+        now = np.where(self.doubted, self.before, now)
+        step, self.before = now - self.before, now
+        ahead = now + LOOKAHEAD * step
         return bool(((ahead > self.high) & (step > 0) | (ahead < self.low) & (step < 0)).any())
 
 

@@ -201,13 +201,17 @@ def is_robot_description(name: str) -> bool:
     return name.endswith(SUFFIX)
 
 
+MAX_BYTES = 1 << 20
+"""Of such a file."""
+
+
 def read_logged_robot(path: Path) -> LoggedRobot:
     """The robot in a TOML file; one sentence for a field that is wrong."""
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = tomllib.loads(atomic.read_bytes(path, MAX_BYTES).decode())
     except OSError as error:
         raise UserError(f"cannot read the robot file {path}: {atomic.cause(error)}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not TOML: {error}.") from None
     return logged_robot_of(content, str(path))
 
@@ -222,7 +226,7 @@ def logged_robot_of(content: Mapping[str, Any], where: str) -> LoggedRobot:
     if missing := [name for name in required if name not in content]:
         raise UserError(f"{where}: the field {missing[0]} is missing; needed are {', '.join(required)}.")
     try:
-        return LoggedRobot(**{name: _checked(where, name, value) for name, value in content.items()})
+        return LoggedRobot(**{name: _check_value(where, name, value) for name, value in content.items()})
     except UserError as error:
         raise UserError(f"{where}: {error}" if not str(error).startswith(where) else str(error)) from None
 
@@ -230,7 +234,7 @@ def logged_robot_of(content: Mapping[str, Any], where: str) -> LoggedRobot:
 _TEXTS, _NUMBERS = ("joints", "free"), ("position_low", "position_high", "speed", "command_low", "command_high", "home")
 
 
-def _checked(where: str, name: str, value: Any) -> Any:
+def _check_value(where: str, name: str, value: Any) -> Any:
     def refuse(wanted: str) -> NoReturn:
         raise UserError(f"{where}: {name} is {value!r}, but must be {wanted}.")
 

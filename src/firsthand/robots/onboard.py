@@ -156,7 +156,7 @@ class ExecutorRobot(OnboardRobot):
         self.executor = Executor(task.spec, machine, limits, LockStep(task.spec.period_s))
 
     def measured(self) -> Float[np.ndarray, " measured"]:
-        """What the sensors said last."""
+        """The last measurement."""
         return np.asarray(self.executor.measured)
 
     def place(self, position: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """What is wrong or doubtful about a task before its robot moves for the first time. Nothing here moves a robot."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from firsthand_onboard import ControlSpec, SelectedOutput, SerialChain
+from firsthand_onboard import ControlSpec, Limits, SelectedOutput, SerialChain
 from firsthand_onboard.features import build_reference, reachable_fraction
 from firsthand_onboard.kinematics import chain_jacobian, tracked_output
 
 from ..errors import UserError
 from ..tasks.base import Task
 from ..units import duration, unit_of
-from .base import neutral
+from .base import AbstractRobot, neutral
 from .registry import NamedRobot
 
 POSES = 32
@@ -30,6 +30,8 @@ SLOW_PERIOD_S, FAST_PERIOD_S = 10.0, 0.002
 SHORT_TRAJECTORY_S, LONG_TRAJECTORY_S = 0.5, 600.0
 GUESSED_NAMES = ("position ", "velocity ", "measured ", "command ")
 """How entries are called that nobody has named."""
+OTHER_UNIT = 5.0
+"""Ranges outside its limits beyond which a position is measured in another unit."""
 WIDE_TURN = 2 * math.pi + 1e-3
 GOALS = 200
 
@@ -62,11 +64,11 @@ def check_robot(found: NamedRobot) -> list[Finding]:
     task = found.task
     rows = [*_describe(task), *_look_at_robot(found), *_names(task.spec), _neutral(task.spec), *_limits(task)]
     for what, check in (("tip", _tip), ("goals", _goals), ("evaluation", _evaluation), ("cost", _cost)):
-        rows.extend(_guarded(what, check, task))
+        rows.extend(_run_check(what, check, task))
     return [*rows, *_unknown(task)]
 
 
-def _guarded(what: str, check: Callable[[Task], list[Finding]], task: Task) -> list[Finding]:
+def _run_check(what: str, check: Callable[[Task], list[Finding]], task: Task) -> list[Finding]:
     """A check that fails is a finding, whatever it raises: the table goes on."""
     try:
         return check(task)
@@ -79,8 +81,8 @@ def _describe(task: Task) -> list[Finding]:
     spec = task.spec
     layout, seconds = spec.layout, task.steps * spec.period_s
     shape = (
-        f"{layout.num_measured} measured, {len(layout.position)} of them positions, {len(layout.velocity)} velocities; "
-        f"{layout.num_commands} commands; {spec.num_outputs} tracked"
+        f"{layout.num_measured} measured (positions {len(layout.position)}, velocities {len(layout.velocity)}), "
+        f"{layout.num_commands} commanded, {spec.num_outputs} tracked"
     )
     rows = [Finding("robot", Verdict.OK, shape)]
     text, verdict = f"{spec.period_s:g} s", Verdict.OK
@@ -105,6 +107,7 @@ def _look_at_robot(found: NamedRobot) -> list[Finding]:
             return [Finding("start", Verdict.NOTE, "a real robot: not looked at; it must stand inside the limits")]
         with closing(robot):
             measured = np.asarray(robot.measured(), float)
+            stand_in = _stand_in(robot)
     except UserError as error:
         return [Finding("start", Verdict.WRONG, str(error))]
     if not np.isfinite(measured).all():
@@ -119,8 +122,24 @@ def _look_at_robot(found: NamedRobot) -> list[Finding]:
     ]
     if outside:
         advice = "start inside, or widen the limits: otherwise motions do not end at them"
+        if (_ranges_away(position, limits) > OTHER_UNIT).any():
+            advice = "are limits and measurements in the same unit?"
         return [Finding("start", Verdict.DOUBTFUL, f"{'; '.join(outside)}; {advice}")]
-    return [Finding("start", Verdict.OK, "stands inside its limits")]
+    return [Finding("start", Verdict.OK, "stands inside its limits"), *stand_in]
+
+
+def _stand_in(robot: AbstractRobot) -> list[Finding]:
+    """Whether it is still the starting file's simple simulation that would learn."""
+    if not robot.stand_in:
+        return []
+    text = "simulated axes whose speed follows their command, not your robot; connect() is yours to fill in"
+    return [Finding("stand-in", Verdict.NOTE, text)]
+
+
+def _ranges_away(position: np.ndarray, limits: Limits) -> np.ndarray:
+    """How far each position is outside its limits, in ranges."""
+    low, high = np.asarray(limits.position_low), np.asarray(limits.position_high)
+    return np.maximum(low - position, position - high) / (high - low)
 
 
 def _names(spec: ControlSpec) -> list[Finding]:
@@ -128,9 +147,9 @@ def _names(spec: ControlSpec) -> list[Finding]:
     guessed = [n for n in (*layout.measured, *layout.commands) if n.startswith(GUESSED_NAMES) and n[-1:].isdigit()]
     if guessed:
         text = f"{len(guessed)} of {len(layout.measured) + len(layout.commands)} have no name of their own: "
-        rows = [Finding("names", Verdict.DOUBTFUL, f"{text}{', '.join(guessed[:3])} …; tables are easier with names")]
+        rows = [Finding("names", Verdict.DOUBTFUL, f"{text}{_first(guessed)}; tables are easier with names")]
     else:
-        rows = [Finding("names", Verdict.OK, f"{', '.join(layout.measured[:3])} …; {', '.join(layout.commands[:3])} …")]
+        rows = [Finding("names", Verdict.OK, f"{_first(layout.measured)}; {_first(layout.commands)}")]
     missing = [
         what
         for what, units in (("measured", layout.measured_units), ("command", layout.command_units))
@@ -145,6 +164,10 @@ def _names(spec: ControlSpec) -> list[Finding]:
         )
         rows.append(Finding("units", Verdict.OK, f"measured {measured}; commands {commands}"))
     return rows
+
+
+def _first(names: Sequence[str], count: int = 3) -> str:
+    return ", ".join(names[:count]) + (" …" if len(names) > count else "")
 
 
 def _neutral(spec: ControlSpec) -> Finding:

@@ -9,9 +9,9 @@ import numpy as np
 from ..errors import UserError, suggest
 from ..plants.base import AbstractPlant
 from ..plants.sensors import Sensors, sense
-from ..tasks import Task, excavator_cabin_task, excavator_task, soft_arm_task
+from ..tasks import Task, excavator_cabin_task, excavator_grading_task, excavator_task, soft_arm_task
 from . import real_excavator
-from .address import is_address
+from .address import is_address, is_fleet
 from .base import AbstractRobot
 from .description import RobotFile
 from .logged_robot import LoggedRobot, is_robot_description, read_logged_robot
@@ -110,6 +110,21 @@ def _realistic_variant(effects: str) -> Callable[[float], AbstractPlant]:
     return machine.with_payload
 
 
+def _excavator_grading(payload_kg: float) -> AbstractPlant:
+    from ..plants.excavator import ExcavatorGrading
+
+    return ExcavatorGrading().with_payload(payload_kg)
+
+
+def _grading_variant(where: str) -> Callable[[float], AbstractPlant]:
+    """`air` is the same machine without soil."""
+    from ..plants.excavator import ExcavatorGrading
+
+    if where != "air":
+        raise UserError(f"the excavator that grades is {where!r}, but must be 'air' (no soil) or nothing (in soil).")
+    return ExcavatorGrading().in_air().with_payload
+
+
 def _within_lift(task: Task, payload_kg: float) -> Task:
     from ..plants.excavator.lifting import CanLift
     from ..tasks.excavator import within_lift
@@ -126,14 +141,25 @@ def _within_lift(task: Task, payload_kg: float) -> Task:
 
 
 def _soft_arm(payload_kg: float) -> AbstractPlant:
-    from ..plants.soft_arm import SoftArm
+    return _soft_arm_variant("")(payload_kg)
+
+
+def _soft_arm_variant(effects: str) -> Callable[[float], AbstractPlant]:
+    """The soft arm with these effects, all of them for an empty text."""
+    from ..plants.soft_arm import ArmEffects, SoftArm
     from ..plants.soft_arm.parameters import MAX_PAYLOAD_KG
 
-    if payload_kg > MAX_PAYLOAD_KG:
-        raise UserError(
-            f"payload is {payload_kg:g} kg, but the soft arm carries at most {MAX_PAYLOAD_KG:g} kg: it would buckle."
-        )
-    return SoftArm().with_payload(payload_kg)
+    arm = SoftArm(effects=ArmEffects.parse(effects) if effects else ArmEffects())
+
+    def loaded(payload_kg: float) -> AbstractPlant:
+        if payload_kg > MAX_PAYLOAD_KG:
+            raise UserError(
+                f"payload is {payload_kg:g} kg, but the soft arm carries at most {MAX_PAYLOAD_KG:g} kg: it would "
+                "buckle."
+            )
+        return arm.with_payload(payload_kg)
+
+    return loaded
 
 
 def _real_excavator(payload_kg: float) -> AbstractPlant:
@@ -175,13 +201,16 @@ ROBOTS: dict[str, BuiltIn] = {
     "excavator-realistic": BuiltIn(
         excavator_task, _excavator_realistic, excavator_sensors, "real", _realistic_variant, _within_lift
     ),
-    "soft-arm": BuiltIn(soft_arm_task, _soft_arm, soft_arm_sensors, "noise"),
+    "excavator-grading": BuiltIn(
+        excavator_grading_task, _excavator_grading, excavator_sensors, "real", _grading_variant
+    ),
+    "soft-arm": BuiltIn(soft_arm_task, _soft_arm, soft_arm_sensors, "noise", _soft_arm_variant),
     "real-excavator": LearnedBuiltIn(
         real_excavator_task,
         _real_excavator,
         real_excavator_sensors,
         "real",
-        logged=real_excavator.described,
+        logged=real_excavator.load_description,
     ),
 }
 
@@ -238,9 +267,9 @@ def find_built_in(name: str) -> BuiltIn | None:
     variant = ROBOTS[plain].variant
     if variant is None:
         with_variants = ", ".join(known for known, robot in ROBOTS.items() if robot.variant is not None)
-        raise UserError(f"ROBOT is {name!r}, but {plain} has no effects to switch; {with_variants} has.")
+        raise UserError(f"ROBOT is {name!r}, but {plain} has no variants; these have: {with_variants}.")
     if not options:
-        raise UserError(f"ROBOT is {name!r}, but nothing follows the colon; leave it out for all effects.")
+        raise UserError(f"ROBOT is {name!r}, but nothing follows the colon; leave it out for the robot as it is.")
     return replace(ROBOTS[plain], plant=variant(options))
 
 
@@ -250,6 +279,10 @@ def find_source(name: str) -> RobotSource:
         return ROBOTS[name]
     if built_in := find_built_in(name):
         return built_in
+    if is_fleet(name):
+        from .fleet import FleetAddress, FleetSource
+
+        return FleetSource(FleetAddress.parse(name), find_source)
     if is_address(name):
         from .remote import RemoteAddress, RemoteSource
 

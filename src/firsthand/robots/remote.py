@@ -20,6 +20,15 @@ import numpy as np
 from jaxtyping import Float
 
 from firsthand_onboard import ControlSpec, SpecError
+from firsthand_onboard.answers import (
+    About,
+    Status,
+    read_about,
+    read_measured,
+    read_status,
+    read_trajectory,
+    refusal,
+)
 from firsthand_onboard.homing import NEAR
 from firsthand_onboard.jobs import policy_digest
 from firsthand_onboard.link import ClientEnd, identity
@@ -31,6 +40,7 @@ from ..console import notify
 from ..errors import UserError
 from ..models import Controller, Policy, as_controller
 from ..tasks import Task
+from .acquaintance import is_the_one
 from .base import EpisodeAbandoned
 from .onboard import FIRST_AUTHORITY, Arrays, OnboardRobot
 from .source import RobotSource
@@ -52,6 +62,10 @@ POLICY_KEY = "FIRSTHAND_POLICY_KEY"
 
 class Interrupted(Exception):
     """An episode that did not come to its end; it is asked for again."""
+
+
+class RobotAway(UserError):
+    """A robot that could not be reached, or would not move, for as long as it was waited for."""
 
 
 def security() -> Security | None:
@@ -101,20 +115,21 @@ class RemoteAddress:
 
     def robot(self) -> str:
         """Which robot it is: the one that was named, or what is there says."""
-        return self.name or self._ask_spec().robot
+        return self.name or self.ask_spec().robot
 
-    def _ask_spec(self) -> ControlSpec:
+    def ask_spec(self) -> ControlSpec:
+        """The control specification of the robot that is there; `RobotAway` where nobody answers."""
         try:
             return self._patiently(self._hello_spec)
         except VersionMismatch as error:
             raise UserError(f"{error}.") from None
         except (LinkError, SpecError) as error:
-            raise UserError(f"No robot is there: {error}; start it with firsthand-onboard serve.") from None
+            raise RobotAway(f"No robot is there: {error}; start it with firsthand-onboard serve.") from None
 
     def _hello_spec(self) -> ControlSpec:
         client = ClientEnd(self.address, security(), run="find")
         try:
-            return ControlSpec.from_json(str(client.hello().body["spec"]))
+            return read_about(client.hello()).spec
         finally:
             client.close()
 
@@ -157,10 +172,21 @@ class Connection:
     """This process's one connection to an address: all its robots there share a session and its lease."""
 
     client: ClientEnd
-    about: Mapping[str, Any]
+    about: About
     """The robot's answer to hello."""
+    machine: str = ""
+    """Who it is, where that is believed."""
     known_policy: str = ""
     """Digest of the policy that the robot was sent last."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is waited for: this many trajectories of a job, with this many steps each."""
+
+    name: str
+    count: int
+    steps: int
 
 
 _CONNECTIONS: dict[str, Connection] = {}
@@ -181,19 +207,19 @@ def _stop(client: ClientEnd) -> str:
     client.drop_lease()
     with contextlib.suppress(LinkError):
         status = _status_now(client)
-        if status is None or status["yours"] or (status["state"] == "moving" and not status["taken"]):
+        if status is None or status.yours or (status.state == "moving" and not status.taken):
             client.send("stop")  # once: from somebody without the lease, as we are after it, a stop latches
             status = _status_now(client)
-        while status is not None and status["state"] == "moving" and time.monotonic() < deadline:
+        while status is not None and status.state == "moving" and time.monotonic() < deadline:
             status = _status_now(client)
-        if status is not None and status["state"] != "moving":
-            return f"The machine stands{', until its operator acknowledges it' * (status['state'] == 'fault')}."
+        if status is not None and status.state != "moving":
+            return f"The machine stands{', until its operator acknowledges it' * (status.state == 'fault')}."
     return NOT_STOPPED
 
 
-def _status_now(client: ClientEnd) -> Mapping[str, Any] | None:
+def _status_now(client: ClientEnd) -> Status | None:
     try:
-        return client.ask("status", patience_s=0.5, tries=1).body
+        return read_status(client.ask("status", patience_s=0.5, tries=1))
     except LinkError:
         return None
 
@@ -274,7 +300,7 @@ class RemoteRobot(OnboardRobot):
 
         def measured() -> np.ndarray:
             self._wait_for_home()
-            return np.asarray(self._ask("status").arrays["measured"])
+            return read_measured(self.task.spec, self._ask("status"))
 
         return self._until_it_works(measured)
 
@@ -328,7 +354,7 @@ class RemoteRobot(OnboardRobot):
         Tried once: where it cannot, the machine holds, and the episode that is over counts all the same.
         """
         try:
-            if self._connect().about.get("homes"):
+            if self._connect().about.homes:
                 self._arm()
                 name = identity()
                 self._ask("job", {"name": name, "kind": "home", "authority": float(self.authority)})
@@ -338,13 +364,13 @@ class RemoteRobot(OnboardRobot):
 
     def _wait_for_home(self) -> None:
         while self._homing:
-            job = self._ask("status").body["job"]
-            if job is not None and job["name"] == self._homing and not job["ended"]:
+            job = self._status().job
+            if job is not None and job.name == self._homing and not job.ended:
                 time.sleep(0.05)
                 continue
             self._homing = ""
-            if job is not None and job["ended"] == "done" and not (job.get("away") or 0.0) <= NEAR:
-                self._say(f"robot: it stopped {100 * job['away']:.0f} % of a joint's range away from home")
+            if job is not None and job.ended == "done" and (job.away or 0.0) > NEAR:
+                self._say(f"robot: it stopped {100 * (job.away or 0.0):.0f} % of a joint's range away from home")
 
     @property
     def machine_id(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -360,12 +386,12 @@ class RemoteRobot(OnboardRobot):
     @property
     def neutral_between_motions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """In real time; in lock-step the machine's time passes only while it is commanded."""
-        return self._until_it_works(lambda: not self._connect().about["lock_step"])
+        return self._until_it_works(lambda: not self._connect().about.lock_step)
 
     @property
     def can_reset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the machine is a simulation that can be put somewhere."""
-        return self._until_it_works(lambda: bool(self._connect().about["can_reset"]))
+        return self._until_it_works(lambda: self._connect().about.can_reset)
 
     def _attempt(
         self, kind: str, policy: Policy | Controller | None, arrays: Arrays, count: int, found: dict[int, Arrays]
@@ -381,38 +407,47 @@ class RemoteRobot(OnboardRobot):
         except Interrupted:
             self._connect().known_policy = ""  # it may be what the robot lacks
             raise
-        return self._collect(client, str(body["name"]), count, found)
+        return self._collect(client, _Asked(str(body["name"]), count, self._steps_of(kind, arrays)), found)
 
-    def _collect(self, client: ClientEnd, job: str, count: int, found: dict[int, Arrays]) -> Sequence[Arrays]:
+    def _steps_of(self, kind: str, arrays: Arrays) -> int:
+        """Control steps of each trajectory that a job brings back."""
+        spec = self.task.spec
+        if kind == "visit":
+            return spec.reference.steps
+        return len(arrays["commands"]) if kind == "play" else len(arrays["reference"]) - spec.preview[-1]
+
+    def _collect(self, client: ClientEnd, asked: _Asked, found: dict[int, Arrays]) -> Sequence[Arrays]:
         while True:
             message = client.next(1.0)
-            self._sort(client, job, found)
-            if len(found) == count:
+            self._sort(client, asked, found)
+            if len(found) == asked.count:
                 break
             if message is None:
-                state = self._ask("status").body["job"]
-                if state is None or state["name"] != job:
+                state = self._status().job
+                if state is None or state.name != asked.name:
                     raise Interrupted("the robot does not know the episode any more")
-                self._sort(client, job, found)
-                for index in set(range(state["count"])) - set(found) if state["ended"] else ():
-                    self._ask("fetch", {"job": job, "index": index})
-                    self._sort(client, job, found)
-                if state["ended"] not in ("", "done"):
-                    raise Interrupted(state["ended"])
-        return [found[i] for i in range(count)]
+                self._sort(client, asked, found)
+                for index in set(range(min(state.count, asked.count))) - set(found) if state.ended else ():
+                    self._ask("fetch", {"job": asked.name, "index": index})
+                    self._sort(client, asked, found)
+                if state.ended not in ("", "done"):
+                    raise Interrupted(state.ended)
+        return [found[i] for i in range(asked.count)]
 
-    def _sort(self, client: ClientEnd, job: str, found: dict[int, Arrays]) -> None:
+    def _sort(self, client: ClientEnd, asked: _Asked, found: dict[int, Arrays]) -> None:
         """Take what has arrived; a trajectory that was cut short interrupts."""
         arrived, client.others[:] = list(client.others), []
         for message in arrived:
-            index = int(message.body["index"])
-            if message.body["job"] != job or index in found:
+            if message.body.get("job") != asked.name:
                 continue
-            if message.body["ended"] != "done":
-                raise Interrupted(str(message.body["ended"]))
-            found[index] = message.arrays
+            sent = read_trajectory(self.task.spec, message, asked.steps)
+            if sent.index in found or sent.index >= asked.count:
+                continue
+            if sent.ended != "done":
+                raise Interrupted(sent.ended)
+            found[sent.index] = sent.arrays
             if self.arrived is not None:
-                self.arrived(index, message.arrays)
+                self.arrived(sent.index, sent.arrays)
 
     def _send_policy(self, policy: Policy | Controller) -> str:
         arrays = as_controller(policy).arrays()
@@ -429,30 +464,30 @@ class RemoteRobot(OnboardRobot):
     def _arm(self) -> ClientEnd:
         """Connected, without a fault, and with the lease in our hands."""
         connection = self._connect()
-        status = self._ask("status").body
-        if status["state"] == "fault":
+        status = self._status()
+        if status.state == "fault":
             raise Interrupted(
-                f"the robot waits for its operator ({status['fault']}); look at it, then run "
+                f"the robot waits for its operator ({status.fault}); look at it, then run "
                 f"`firsthand-onboard acknowledge {self.address}`"
             )
-        if not status["yours"]:
+        if not status.yours:
             self._ask("arm")
-            connection.client.keep_lease(float(connection.about["lease_s"]) / 4)
+            connection.client.keep_lease(connection.about.lease_s / 4)
         return connection.client
 
     def _connect(self) -> Connection:
         known = _CONNECTIONS.get(self.address)
         if known is not None:
-            self._machine_id = str(known.about.get("machine", "")) if self._machine_id is None else self._machine_id
+            self._machine_id = known.machine if self._machine_id is None else self._machine_id
             return known
         client = ClientEnd(self.address, security(), run=self.run)
         try:
-            about = client.hello().body
-            theirs, ours = ControlSpec.from_json(str(about["spec"])), self.task.spec
+            about = read_about(client.hello())
+            theirs, ours = about.spec, self.task.spec
         except VersionMismatch as error:
             client.close()
             raise UserError(f"{error}.") from None
-        except (LinkError, SpecError):
+        except LinkError:
             client.close()
             raise
         if theirs.digest() != ours.digest():
@@ -461,7 +496,7 @@ class RemoteRobot(OnboardRobot):
                 f"The robot at {self.address} has another control specification ({theirs.robot}, "
                 f"{theirs.digest()[:8]}) than the task here ({ours.robot}, {ours.digest()[:8]}); give both the same."
             )
-        machine = str(about.get("machine", ""))
+        machine = about.machine if self._is_the_one(client, about) else ""
         if self._machine_id is not None and machine != self._machine_id:
             client.close()
             raise UserError(
@@ -469,17 +504,37 @@ class RemoteRobot(OnboardRobot):
                 "with the range that it has earned itself."
             )
         self._machine_id = machine
-        connection = _CONNECTIONS[self.address] = Connection(client, about)
+        connection = _CONNECTIONS[self.address] = Connection(client, about, machine)
         _stop_on_ending_signals()
         return connection
+
+    def _is_the_one(self, client: ClientEnd, about: About) -> bool:
+        def ask(kind: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+            answer = client.ask(kind, body)
+            return None if answer.kind == "refused" else answer.body
+
+        try:
+            proven = is_the_one(about.machine, about.proves, ask)
+        except LinkError:
+            client.close()
+            raise
+        if not proven:
+            self._say(
+                f"robot: what answers at {self.address} calls itself a machine that is known here, and cannot prove "
+                "it: it begins with half the range"
+            )
+        return proven
 
     def _ask(self, kind: str, body=None, arrays: Arrays | None = None) -> Message:
         while _LEAVING.is_set():
             time.sleep(1.0)
         answer = self._connect().client.ask(kind, body, arrays)
         if answer.kind == "refused":
-            raise Interrupted(str(answer.body.get("why")))
+            raise Interrupted(refusal(answer))
         return answer
+
+    def _status(self) -> Status:
+        return read_status(self._ask("status"))
 
     def _until_it_works(self, attempt: Callable):
         while True:
@@ -496,7 +551,7 @@ class RemoteRobot(OnboardRobot):
                 now = time.monotonic()
                 self._trouble = self._trouble or now
                 if now - self._trouble > self.patience_s:
-                    raise UserError(f"Gave up on the robot after {self.patience_s:.0f} s: {error}.") from None
+                    raise RobotAway(f"Gave up on the robot after {self.patience_s:.0f} s: {error}.") from None
                 self._say(f"robot: {error}; trying again")
                 time.sleep(0.2)
             else:

@@ -28,6 +28,9 @@ class ServoAxes(gymnasium.Env):
         has_velocities: whether velocities are observed.
     """
 
+    stand_in = True
+    """What `firsthand check` reminds the user of."""
+
     def __init__(
         self,
         *,

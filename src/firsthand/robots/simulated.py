@@ -186,7 +186,7 @@ class SimulatedRobot(AbstractRobot):
         return key
 
     def measured(self) -> Float[np.ndarray, " measured"]:
-        """What the sensors said last."""
+        """The last measurement."""
         return measured_part(self.task.spec.layout, np.asarray(self._now[1]))
 
     def true_measurement(self) -> Float[np.ndarray, " measured"] | None:

@@ -1,5 +1,6 @@
 """A simulated plant as a machine: physics only, for a process of its own or for an executor in this one."""
 
+from dataclasses import replace
 from functools import partial
 
 import equinox as eqx
@@ -8,6 +9,9 @@ import numpy as np
 
 from ..errors import UserError
 from ..plants.base import AbstractPlant
+from ..plants.excavator.machine import AbstractExcavator
+from ..plants.excavator.parameters import vary_parameters
+from ..plants.wrapped import AbstractWrapper
 from ..tasks import Task
 from .base import neutral
 from .registry import NamedRobot, find_robot
@@ -95,12 +99,21 @@ def make_plant(name: str, *, payload_kg: float = 0.0, seed: int = 0) -> MachineP
     return plant_of(find_robot(name), payload_kg=payload_kg, seed=seed)
 
 
-def plant_of(found: NamedRobot, *, payload_kg: float = 0.0, seed: int = 0) -> MachinePlant:
-    """The physics of a simulated robot."""
+def plant_of(found: NamedRobot, *, payload_kg: float = 0.0, seed: int = 0, vary: float = 0.0) -> MachinePlant:
+    """The physics of a simulated robot; with `vary` of another one of its kind, whose numbers differ by this share."""
     robot = found.make(payload_kg=payload_kg, seed=seed)
     if robot.plant is None:
         raise UserError(f"{found.name!r} cannot play the machine: only a simulated plant can.")
-    return MachinePlant(robot.plant, found.task, seed=seed)
+    return MachinePlant(vary_plant(robot.plant, vary, seed) if vary else robot.plant, found.task, seed=seed)
+
+
+def vary_plant(plant: AbstractPlant, share: float, seed: int) -> AbstractPlant:
+    """Another machine of the same kind; `UserError` for a plant whose numbers are not known."""
+    if isinstance(plant, AbstractWrapper):
+        return replace(plant, plant=vary_plant(plant.plant, share, seed))
+    if not isinstance(plant, AbstractExcavator):
+        raise UserError(f"vary is {share:g}, but only the numbers of an excavator can differ.")
+    return replace(plant, parameters=vary_parameters(plant.parameters, share, seed))
 
 
 class Excavator(LockStepMachine):

@@ -8,6 +8,8 @@ import json
 import math
 import os
 import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from firsthand_onboard.mjcf import read_mjcf
 from firsthand_onboard.spec import SpecError
 from firsthand_onboard.urdf import read_urdf
 
-from ..errors import UserError
+from ..errors import UserError, how_to_install
 
 MAX_LOG_BYTES = 200_000_000
 MAX_LOG_ROWS = 200_000
@@ -62,18 +64,18 @@ def arm_text(file: str, model: Path, *, tip: str | None, base: str | None) -> st
     home = _bent_home(arm)
     turns = [joint.kind == "revolute" for joint in arm.chain.joints]
     beside = Path(os.path.relpath(model.absolute(), Path(file).absolute().parent))
-    options = f"tip={_quoted(tip)}" + (f", base={_quoted(base)}" if base else "")
+    options = f"tip={_quote(tip)}" + (f", base={_quote(base)}" if base else "")
     limits = ""
     if unlimited:
         given = "".join(
-            f"        {_quoted(name)}: ({_number(a)}, {_number(b)}),\n" for name, (a, b) in unlimited.items()
+            f"        {_quote(name)}: ({_number(a)}, {_number(b)}),\n" for name, (a, b) in unlimited.items()
         )
         limits = f"    limits={{  # EDIT: the file has none for these\n{given}    }},\n"
     speeds = [DEFAULT_SPEED if speed is None else speed for speed in arm.speed]
     guessed = [name for name, speed in zip(arm.joints, arm.speed, strict=True) if speed is None]
     count = len(arm.joints)
     call = f"fh.ArmModel.{'from_mjcf' if is_mjcf else 'from_urdf'}"
-    where = f"Path(__file__).parent / {_quoted(beside.as_posix())}"
+    where = f"Path(__file__).parent / {_quote(beside.as_posix())}"
     reader = f"{call}(\n    {where},\n    {options},\n{limits})"
     reach = ", ".join("0.5" if turn else _number(0.2 * (b - a), 2) for turn, a, b in _ranges(arm, turns))
     return f'''{_head(f"{arm_name(model)}: its tip {_plain(tip)} follows references in space.", file)}
@@ -99,7 +101,7 @@ fastest = min(1.0, 2 * SHARE) * np.asarray(SPEED)
 
 
 def connect():
-    """EDIT: your robot as a Gymnasium environment; give hardware=True below if it is a real one.
+    """EDIT: your robot as a Gymnasium environment; give hardware=True and stopping below if it is a real one.
 
     An action has one speed per joint, in rad/s or m/s. An observation has all positions, then all velocities.
     Until you have it, this simulates joints under velocity servos. Self-collision is not checked, here or anywhere.
@@ -145,15 +147,15 @@ def _is_mjcf(model: Path) -> bool:
 
 def _ends(model: Path, is_mjcf: bool) -> str:
     """Links without a child, of which one is mostly meant."""
-    from firsthand_onboard.robot_xml import RobotFile, listed
+    from firsthand_onboard.robot_xml import RobotFile, list_names
 
     root = RobotFile(model).root
     if is_mjcf:
         names = [e.get("name", "") for e in root.iter() if e.tag in ("site", "body") and e.get("name")]
-        return f"--tip NAME, one of {listed(names)}"
+        return f"--tip NAME, one of {list_names(names)}"
     parents = {e.get("link") for e in root.iter("parent")}
     names = [e.get("name", "") for e in root.findall("link") if e.get("name") not in parents]
-    return f"--tip LINK; links at an end of the robot are {listed(names)}"
+    return f"--tip LINK; links at an end of the robot are {list_names(names)}"
 
 
 def _free_range(link: Link) -> tuple[float, float]:
@@ -188,12 +190,20 @@ def _bent_home(arm: ArmModel) -> list[float]:
     low, high, middle = (np.asarray(v) for v in (arm.position_low, arm.position_high, arm.middle))
     spread = np.minimum(0.25 * (high - low), 0.8)
     tries = middle + np.random.default_rng(0).uniform(-spread, spread, (HOME_TRIES, len(middle)))
-    points = np.asarray(chain_points(arm.chain, tries))
-    reach = float(np.linalg.norm(points[:, -1], axis=-1).max())
-    below = np.maximum(-points[..., 2].min(axis=1), 0.0) + np.maximum(0.3 * reach - points[:, -1, 2], 0.0)
-    bent = [np.linalg.svd(chain_jacobian(arm.chain, pose), compute_uv=False)[-1] for pose in tries]
-    best = tries[int(np.argmax(np.asarray(bent) - 10 * below))]
+    reach = float(np.linalg.norm(np.asarray(chain_points(arm.chain, tries))[:, -1], axis=-1).max())
+    best = max(tries, key=lambda pose: _ease(arm, pose, reach))
+    for i, value in enumerate(middle):  # a joint that makes no difference, such as a turret, stays in the middle
+        straight = np.where(np.arange(len(middle)) == i, value, best)
+        if _ease(arm, straight, reach) >= _ease(arm, best, reach) - 1e-6:
+            best = straight
     return [round(float(value), 2) for value in np.clip(best, low, high)]
+
+
+def _ease(arm: ArmModel, pose: np.ndarray, reach: float) -> float:
+    """How freely the tip moves in a pose, less what lies below the base and the tip's lack of height."""
+    points = np.asarray(chain_points(arm.chain, pose))
+    below = max(-float(points[:, 2].min()), 0.0) + max(0.3 * reach - float(points[-1, 2]), 0.0)
+    return float(np.linalg.svd(chain_jacobian(arm.chain, pose), compute_uv=False)[-1]) - 10 * below
 
 
 # Gymnasium environments
@@ -204,14 +214,23 @@ def gymnasium_text(file: str, name: str) -> str:
     try:
         import gymnasium
     except ImportError:
-        raise UserError("gymnasium is missing; install it with: pip install 'firsthand[gymnasium]'.") from None
+        raise UserError(f"gymnasium is missing; install it with: {how_to_install('gymnasium')}.") from None
     from gymnasium.spaces import Box
 
+    folders = [str(Path(file).absolute().parent), str(Path.cwd())]  # the first is where the starting file imports from
+    sys.path[:0] = folders
     try:
         env = gymnasium.make(name)
         observation, _ = env.reset(seed=0)
     except Exception as error:
-        raise UserError(f"gymnasium.make({name!r}) fails: {type(error).__name__}: {_line(error)}.") from None
+        raise UserError(
+            f"gymnasium.make({name!r}) fails: {type(error).__name__}: {_line(error)}. Your own must be registered "
+            "(gymnasium.register) in a module that can be imported: give MODULE:ID, for example crane:Crane-v0 "
+            f"for crane.py beside {Path(file).name}."
+        ) from None
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
     try:
         if not isinstance(env.action_space, Box):
             raise UserError(f"{name} has the action space {env.action_space}, but actions must be continuous (a Box).")
@@ -231,8 +250,8 @@ def gymnasium_text(file: str, name: str) -> str:
         else "lambda observation: [0.0],  # EDIT: from an observation to a vector of what is measured"
     )
     lines = [
-        f"    name={_quoted(name)},",
-        f"    env=lambda: gymnasium.make({_quoted(name)}),",
+        f"    name={_quote(name)},",
+        f"    env=lambda: gymnasium.make({_quote(name)}),",
         f"    observe={observe}",
         "    positions=(0,),  # EDIT: entries that are positions, of those above",
         "    velocities=(),  # EDIT: entries that are their velocities, in the same order; () if none are measured",
@@ -302,6 +321,7 @@ def log_text(file: str, log: Path, *, commands: tuple[str, ...] = ()) -> str:
         pairs = f"# {driven} commands for {count} positions: the stand-in below moves the first {min(driven, count)}.\n"
     else:
         pairs = ""
+    names = _without_units((*found.positions, *found.velocities, *found.commands))
     velocities = f"range({count}, {count + len(found.velocities)})" if found.velocities else "()"
     return f'''{_head(f"The robot of {_plain(log.name)}: its positions follow references.", file)}
 import firsthand as fh
@@ -310,9 +330,9 @@ from firsthand.robots.servo_axes import ServoAxes, place_axes
 PERIOD_S = {_number(period or 0.05)}  # {period_note}
 
 # EDIT: what the columns of {_plain(log.name)} are taken for. Units are the log's.
-POSITIONS = {_names(found.positions)}
-VELOCITIES = {_names(found.velocities)}
-COMMANDS = {_names(found.commands)}
+POSITIONS = {_names(names[:count])}
+VELOCITIES = {_names(names[count:-driven])}
+COMMANDS = {_names(names[-driven:])}
 {pairs}
 LOW = {_tuple(low)}  # EDIT: limits per position; the range in the log
 HIGH = {_tuple(high)}  # EDIT
@@ -322,7 +342,7 @@ COMMAND_HIGH = {_tuple([b for _, b in command_ranges])}  # EDIT
 
 
 def connect():
-    """EDIT: your robot as a Gymnasium environment; give hardware=True below if it is a real one.
+    """EDIT: your robot as a Gymnasium environment; give hardware=True and stopping below if it is a real one.
 
     An action has the COMMANDS; an observation has the POSITIONS, then the VELOCITIES.
     Until you have it, this simulates axes whose speed follows their command.
@@ -345,16 +365,28 @@ task = fh.GymnasiumTask(
     positions=range({count}),
     velocities={velocities},
     names=(*POSITIONS, *VELOCITIES),
-    units=("",) * {count + len(found.velocities)},  # EDIT: rad, m, bar …
+    units={_names([_unit(name) for name in (*found.positions, *found.velocities)])},  # EDIT: rad, m, bar …
     position_low=LOW,
     position_high=HIGH,
     rate=[0.5 * speed for speed in SPEED],
     command_names=COMMANDS,
-    command_units=("",) * {driven},  # EDIT
+    command_units={_names([_unit(name) for name in found.commands])},  # EDIT
     neutral=None,  # EDIT: the command that leaves it alone; None is the middle of the range
     period_s=PERIOD_S,
 )
 '''
+
+
+def _unit(column: str) -> str:
+    """The unit in brackets at the end of a column's name; empty where there is none."""
+    found = re.search(r"[\[(]([^\[\]()]{1,12})[\])]\s*$", column)
+    return found.group(1).strip() if found else ""
+
+
+def _without_units(columns: Sequence[str]) -> list[str]:
+    """Names without the unit in brackets, which a log may have in its header; as they are if two would be the same."""
+    plain = [re.sub(r"\s*\[[^\[\]]{1,12}\]\s*$", "", column) for column in columns]
+    return plain if all(plain) and len(set(plain)) == len(plain) else list(columns)
 
 
 def read_log(log: Path, commands: tuple[str, ...]) -> LogColumns:
@@ -450,12 +482,12 @@ def _fastest(found: LogColumns, name: str, period: float) -> float:
     return float(f"{max(fast, 0.01 * (high - low)):.3g}")
 
 
-def _names(names: tuple[str, ...]) -> str:
-    shown = ", ".join(_quoted(name) for name in names)
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(_quote(name) for name in names)
     return f"({shown},)" if len(names) == 1 else f"({shown})"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """A name from somebody's file as a text in Python: nothing in it ends the text, and every character is seen."""
     quoted = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted)

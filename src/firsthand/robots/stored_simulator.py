@@ -40,7 +40,13 @@ def plant_arrays(plant: LearnedPlant) -> dict[str, np.ndarray]:
         named[f"network.{i}.weight"], named[f"network.{i}.bias"] = weight, bias
     named["network.linear"] = plant.networks.linear
     named |= {f"observation.{field.name}": getattr(plant.observation, field.name) for field in fields(Observation)}
+    if plant.dead_band is not None:
+        named["dead_band"] = plant.dead_band
     return {name: np.asarray(array) for name, array in named.items()}
+
+
+MAX_STEPS = 10_000
+"""Steps that a simulator may look back, and layers."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class StoredSimulator:
         path = Path(path)
         file = path / DESCRIPTION
         try:
-            content = json.loads(file.read_bytes())
+            content = json.loads(atomic.read_bytes(file))
         except OSError as error:
             raise UserError(f"cannot read {file}: {atomic.cause(error)}.") from error
         except (ValueError, RecursionError):
@@ -82,8 +88,8 @@ class StoredSimulator:
         try:
             described = RobotDescription.of_config(content, str(file))
             for name in ("command_history", "observed_steps", "layers"):
-                if not isinstance(content[name], int) or content[name] < 1:
-                    raise UserError(f"{file} is damaged: {name} is {content[name]!r}.")
+                if not isinstance(content[name], int) or not 1 <= content[name] <= MAX_STEPS:
+                    raise UserError(f"{file} is damaged: {name} is {str(content[name])[:40]!r}.")
             if content["beyond"] not in get_args(Beyond):
                 raise UserError(f"{file} is damaged: beyond is {content['beyond']!r}.")
             entries = range(described.spec.layout.num_measured)
@@ -97,7 +103,7 @@ class StoredSimulator:
         """The plant; one sentence when a file is damaged or the two do not belong together."""
         file = self.path / WEIGHTS
         try:
-            content = file.read_bytes()
+            content = atomic.read_bytes(file)
             if hashlib.sha256(content).hexdigest() != self.content.get("weights_sha256"):
                 raise UserError(f"{file} is damaged or belongs to another {DESCRIPTION}: its SHA-256 is another.")
             arrays, _ = packed.unpack(content)
@@ -105,26 +111,50 @@ class StoredSimulator:
             raise UserError(f"cannot read {file}: {atomic.cause(error)}.") from error
         except packed.DamagedFile as error:
             raise UserError(f"{file} is damaged: {error}.") from None
+        for name, array in arrays.items():
+            if array.dtype.kind != "f" or not np.isfinite(array).all():
+                raise UserError(f"{file} is damaged: {name} does not hold finite numbers only.")
         try:
-            layers = tuple(
-                (jnp.asarray(arrays[f"network.{i}.weight"]), jnp.asarray(arrays[f"network.{i}.bias"]))
-                for i in range(self.content["layers"])
-            )
-            networks = Networks(layers, jnp.asarray(arrays["network.linear"]))
-            gains = {field.name: jnp.asarray(arrays[f"observation.{field.name}"]) for field in fields(Observation)}
-            scales = {name: jnp.asarray(arrays[name]) for name in SCALES}
+            plant = self._assemble(arrays)
+            _check_shapes(plant)
         except KeyError as error:
             raise UserError(f"{file} does not fit its {DESCRIPTION}: {error} is missing.") from None
+        except Exception as error:  # whatever tracing raises on arrays that do not fit together
+            why = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(f"{file} does not fit its {DESCRIPTION}: {why}.") from None
+        return plant
+
+    def _assemble(self, arrays: Mapping[str, np.ndarray]) -> LearnedPlant:
+        layers = tuple(
+            (jnp.asarray(arrays[f"network.{i}.weight"]), jnp.asarray(arrays[f"network.{i}.bias"]))
+            for i in range(self.content["layers"])
+        )
+        gains = {field.name: jnp.asarray(arrays[f"observation.{field.name}"]) for field in fields(Observation)}
         return LearnedPlant(
-            networks=networks,
+            networks=Networks(layers, jnp.asarray(arrays["network.linear"])),
             observation=Observation(**gains),
-            **scales,
+            **{name: jnp.asarray(arrays[name]) for name in SCALES},
             spec=self.spec,
             command_history=self.content["command_history"],
             free=tuple(self.content["free"]),
             observed_steps=self.content["observed_steps"],
             beyond=self.content["beyond"],
+            dead_band=jnp.asarray(arrays["dead_band"]) if "dead_band" in arrays else None,
         )
+
+
+def _check_shapes(plant: LearnedPlant) -> None:
+    """Trace one step without computing it: weights of other shapes would fail in the middle of a motion."""
+
+    def motion() -> tuple[Any, Any]:
+        key, layout = jax.random.key(0), plant.spec.layout
+        before = plant.reset(jnp.zeros(len(layout.position), plant.center.dtype))
+        after = plant.step(before, jnp.zeros(layout.num_commands, plant.center.dtype), key=key)
+        return before, plant.correct(after, plant.measure(after, key=key))
+
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(state)] for state in jax.eval_shape(motion)]
+    if shapes[0] != shapes[1]:
+        raise ValueError("a step changes the shape of the state")
 
 
 def _writer(content: Mapping[str, Any]) -> str:

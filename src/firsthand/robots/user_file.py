@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from firsthand_onboard.spec import SpecError
 
-from ..errors import UserError, suggest
+from ..errors import UserError, how_to_install, suggest
 from ..runs import atomic
 from . import siblings
 from .address import full_name, is_address
@@ -68,6 +69,14 @@ def short_name(name: str) -> str:
     if Path(name).is_absolute() or simulator_file(name):
         return _absolute(name).name
     return name.replace(" ", "").replace(":", "-").replace(",", "-") if ":" in name else name
+
+
+def name_for_titles(name: str) -> str:
+    """`my_robot.py:task` for a robot file wherever it lies; any other name as it is."""
+    if is_address(name) or simulator_file(name) or not is_robot_file(name):
+        return name
+    path, attribute = split(name)
+    return f"{path.name}:{attribute}" if attribute else path.name
 
 
 def robot_file(name: str) -> RobotFile | None:
@@ -177,7 +186,7 @@ def _read(path: Path) -> bytes:
     try:
         return atomic.read_bytes(path)
     except FileNotFoundError:
-        raise UserError(f"There is no robot file {path}{suggest(path.name, _neighbours(path))}.") from None
+        raise UserError(f"There is no file {path}{suggest(path.name, _neighbours(path))}.") from None
     except OSError as error:
         raise UserError(f"cannot read the robot file {path}: {error.strerror}.") from None
 
@@ -199,6 +208,12 @@ def _why(error: BaseException) -> str:
         return str(error).removesuffix(".")
     text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split()).removesuffix(".")
     why = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    unknown = re.search(r"GymnasiumTask.* unexpected keyword argument '(\w+)'", text)
+    if isinstance(error, TypeError) and unknown is not None:
+        from .gymnasium import GymnasiumTask
+
+        fields = tuple(GymnasiumTask.__dataclass_fields__)
+        why = f"GymnasiumTask has no field {unknown[1]!r}{suggest(unknown[1], fields)}"
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_MODULES:
-        why += f"; install it with: pip install 'firsthand[{EXTRA}]'"
+        why += f"; install it with: {how_to_install(EXTRA)}"
     return why

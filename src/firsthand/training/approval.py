@@ -87,9 +87,13 @@ def ask_by_file(path: Path, stopped: Callable[[], bool], *, period_s: float = 0.
     return ask
 
 
+MAX_WORD = 4096
+"""Bytes of an answer in a file."""
+
+
 def _read_word(path: Path) -> str:
     """What somebody has written there, as far as it can be read."""
     try:
-        return path.read_text().strip().lower()
+        return atomic.read_bytes(path, MAX_WORD).decode().strip().lower()
     except (OSError, UnicodeDecodeError):
         return ""

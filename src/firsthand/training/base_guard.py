@@ -3,8 +3,11 @@
 Within an episode the controller itself watches its error (`firsthand_onboard.base_control`): above `error_limit` the
 learned part fades out and the base goes on alone. Between episodes this supervisor decides: the authority of the
 learned part grows after each episode that was no worse than the base, and shrinks after one that was, with the last
-policy that was good in its place. What it remembers follows from the run's metrics, so that it is the same after a
-resume.
+policy that was good in its place. At first, and after an episode that was worse, the learned part is only tried: it
+acts in a fifth of an episode's trajectories, then in half of them, and the base runs the others alone. So a bad policy
+costs an episode a fifth of what it would, and is compared with the base under the same conditions. Trials end at once
+where the model has predicted an episode that it had not seen. What is remembered follows from the run's metrics, so
+that it is the same after a resume.
 
 A task without a reference to follow is judged by its cost per step, between episodes only: an error that a controller
 could watch within one does not exist.
@@ -24,6 +27,7 @@ from firsthand_onboard import ControlSpec
 from firsthand_onboard.base_control import FADE_S, NO_LIMIT, WINDOW_S
 from firsthand_onboard.kinematics import output_error, tracked_output
 
+from ..evaluation import tracking_metrics
 from ..models import Controller
 from ..robots import AbstractRobot, EpisodeRecord
 from .bases import FIRST_AUTHORITY
@@ -46,6 +50,13 @@ class BaseSettings:
     """It shrinks to at least this share of the first."""
     tolerance: float = 1.2
     """An episode is no worse than the base if its error (or cost) is at most this many times the base's."""
+    trials: tuple[float, ...] = (0.2, 0.5, 1.0)
+    """Share of an episode's trajectories in which it acts: at first, after one good episode, after two."""
+    proven: float = 0.5
+    """Trials end where the model has predicted an episode that it had not seen with less error than this, relative to
+    the usual change: what it then expects of a policy can be believed."""
+    informed: bool = False
+    """Whether the model has learned before the first episode, from logs: then that may be the first one."""
     limit: float = 1.3
     """The learned part fades out where the error of half a second exceeds the base's largest by this factor."""
 
@@ -64,32 +75,45 @@ class BaseState:
     """The last episode that was no worse than the base."""
     go_back: str = ""
     """Why the last good policy runs next; empty where the newest does."""
+    trial: int = 0
+    """Which of `BaseSettings.trials` is next."""
 
 
 def judge_with_base(state: BaseState, settings: BaseSettings, row: Mapping[str, Any]) -> BaseState:
     """The state after an episode, from its line of metrics.jsonl, where NaN is null."""
     number = {name: math.nan if row.get(name) is None else float(row[name]) for name in METRICS}
     error, episode = measured_score(row), int(row["episode"])
-    follows = "score" not in row
+    follows, last = "score" not in row, len(settings.trials) - 1
     if number["valid_share"] <= MIN_VALID_SHARE or not math.isfinite(error):
         return dataclasses.replace(state, go_back="too little of the last episode was measured")
     if not math.isfinite(state.base_error):  # the first episode is the base's
         peak = number["largest_window_error"] if follows else math.nan
-        return BaseState(settings.first_authority, error, peak, episode)
+        predicted = settings.informed and number["prediction_error"] < settings.proven
+        trial = last if predicted else 0
+        return BaseState(settings.first_authority, error, peak, episode, trial=trial)
     smallest = settings.min_share * settings.first_authority
+    base_error = state.base_error
+    if follows and math.isfinite(number["tried_error"]) and math.isfinite(number["alone_error"]):
+        # The base ran, too: a fresher standard, and of the same conditions.
+        base_error = (base_error + number["alone_error"]) / 2
+        state, error = dataclasses.replace(state, base_error=base_error), number["tried_error"]
     if number["base_share"] > 0:
         why = "the error became too large, and the base took over"
-    elif error > settings.tolerance * state.base_error:
-        ratio = error / state.base_error if state.base_error else math.inf
+    elif error > settings.tolerance * base_error:
+        ratio = error / base_error if base_error else math.inf
         why = f"the last episode's {'error' if follows else 'cost'} was {ratio:.2f} times the base's"
     else:
         return dataclasses.replace(
-            state, authority=min(1.0, settings.growth * state.authority), good_episode=episode, go_back=""
+            state,
+            authority=min(1.0, settings.growth * state.authority),
+            good_episode=episode,
+            go_back="",
+            trial=last if number["prediction_error"] < settings.proven else min(state.trial + 1, last),
         )
-    return dataclasses.replace(state, authority=max(smallest, settings.shrink * state.authority), go_back=why)
+    return dataclasses.replace(state, authority=max(smallest, settings.shrink * state.authority), go_back=why, trial=0)
 
 
-METRICS = ("valid_share", "largest_window_error", "base_share")
+METRICS = ("valid_share", "largest_window_error", "base_share", "tried_error", "alone_error", "prediction_error")
 
 
 class BaseGuard(AbstractSupervisor):
@@ -131,7 +155,13 @@ class BaseGuard(AbstractSupervisor):
         limit = NO_LIMIT
         if math.isfinite(self.state.base_peak):
             limit = max(self.settings.limit * self.state.base_peak, 1e-6)
-        return decision._replace(policy=with_authority(decision.policy, authority, limit))
+        decision = decision._replace(policy=with_authority(decision.policy, authority, limit))
+        share = self.settings.trials[self.state.trial]
+        if share == 1.0 or not math.isfinite(self.state.base_error) or candidate.chosen_by_operator:
+            return decision
+        # What the model has predicted is for a whole episode of the policy.
+        alone = with_authority(decision.policy, 0.0, limit)
+        return decision._replace(share=share, alone=alone, prediction_holds=False)
 
     def judge(self, summary: EpisodeSummary, policy: Controller) -> None:
         """Judge what came out, here and inside."""
@@ -161,11 +191,22 @@ def with_authority(controller: Controller, authority: float, error_limit: float)
     return eqx.tree_at(where, controller, values)
 
 
-def base_metrics(spec: ControlSpec, policy: Controller, record: EpisodeRecord) -> dict[str, float]:
-    """Of an episode on top of a base: authority, largest error of half a second, share of steps of the base alone."""
+def base_metrics(
+    spec: ControlSpec, policy: Controller, record: EpisodeRecord, tried: int | None = None
+) -> dict[str, float]:
+    """Of an episode on top of a base: authority, largest error of half a second, share of steps of the base alone.
+
+    Where the learned part acted in the first `tried` trajectories only, of these; and the errors of both parts.
+    """
     control = policy.policy.control
     if control is None:
         return {}
+    more: dict[str, float] = {}
+    if tried is not None and tried < len(record.commands):
+        parts = (record.part(slice(tried)), record.part(slice(tried, None)))
+        errors = [tracking_metrics(spec, (dataclasses.replace(part, truth=None),)).mean_error for part in parts]
+        more = {"learned_share": tried / len(record.commands), "tried_error": errors[0], "alone_error": errors[1]}
+        record = parts[0]
     limit = float(control.error_limit)
     steps = record.commands.shape[1]
     found = tracked_output(spec, record.measured[:, :steps])
@@ -186,4 +227,5 @@ def base_metrics(spec: ControlSpec, policy: Controller, record: EpisodeRecord) -
         "learned_authority": float(control.authority),
         "largest_window_error": math.sqrt(largest),
         "base_share": alone / max(int(record.valid.sum()), 1),
+        **more,
     }

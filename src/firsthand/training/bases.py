@@ -25,7 +25,7 @@ from ..runs import RunFolder, atomic, packed
 from .origin import BaseMode, BaseOrigin
 
 FILE = "base.safetensors"
-BASE_EXCITATION: dict[BaseMode, float] = {"add": 0.1, "target": 0.03}
+BASE_EXCITATION: dict[BaseMode, float] = {"add": 0.01, "target": 0.01}
 """Amplitude of the random commands of the first episodes on top of a base, of half the range: what it rejects. Half the
 range of a target is half of where the robot can go."""
 FIRST_AUTHORITY = 0.2
@@ -53,7 +53,7 @@ class Base:
         source = TargetSource(found.source, found.task, as_jax(self.controller))
         return dataclasses.replace(found, source=source, task=source.make_task())
 
-    def packed(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """For the run's folder."""
         return packed.pack(base_arrays(BaseControl(self.controller, 1.0, NO_LIMIT)), asdict(self.origin))
 

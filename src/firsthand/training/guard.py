@@ -77,7 +77,7 @@ class Guard(AbstractSupervisor):
 
     def _decide_first(self, candidate: Candidate, meanwhile: Meanwhile) -> Decision:
         share = f"{100 * self.state.authority:.0f} % of the command range"
-        if not self._approved(f"the first one, nothing measured yet, with {share}", meanwhile):
+        if not self._ask_approval(f"the first one, nothing measured yet, with {share}", meanwhile):
             raise UserError("The operator did not approve the first policy; nothing moved.")
         return Decision(candidate.policy)
 
@@ -103,13 +103,13 @@ class Guard(AbstractSupervisor):
             if not self.settings.allow(predicted):
                 continue
             part = "" if share == 1.0 else f"goes only {share:g} of its way: {predicted}"
-            if not self._approved(part or str(predicted), meanwhile):
+            if not self._ask_approval(part or str(predicted), meanwhile):
                 reason = "the operator did not approve the new policy; the old one runs again"
                 break
             return Decision(policy, prediction_holds=not part, reason=f"the new policy {part}" if part else "")
         return Decision(ran, prediction_holds=False, reason=reason)
 
-    def _approved(self, question: str, meanwhile: Meanwhile) -> bool:
+    def _ask_approval(self, question: str, meanwhile: Meanwhile) -> bool:
         return self.approve is None or self.approve(question, meanwhile)
 
 

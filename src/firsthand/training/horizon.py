@@ -38,6 +38,13 @@ class Horizon:
         """The number of steps of imagined trajectories that count."""
         return min(IMAGINED * self.steps, self.longest)
 
+    def resume(self, steps: int, record: EpisodeRecord) -> None:
+        """Go on after an episode whose trajectories had so many steps; `ValueError` where none can have had them."""
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= self.longest:
+            raise ValueError(f"horizon is {str(steps)[:20]}, but must lie between 1 and {self.longest}")
+        self.steps = steps
+        self.update(record)
+
     def update(self, record: EpisodeRecord) -> float:
         """Learn how long the trajectories of an episode under this horizon were; the share that ended early.
 

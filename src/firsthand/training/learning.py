@@ -6,6 +6,7 @@ the agent's update from it (`Learner`), and the line of metrics.jsonl (`episode_
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -37,18 +38,20 @@ def plan_episode(
     task: Task,
     settings: Settings,
     episode: int,
-    measured: np.ndarray,
+    shares: Sequence[tuple[int, np.ndarray]],
     rng: np.random.Generator,
     *,
     has_seen_motion: bool = False,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Goals of an episode (counted from 0), and random commands to add to the policy's, or None.
 
-    Goals start from what the robot measures, or, where that is not finite, from home. Random commands are for the first
-    episodes of a model that has seen no motion yet; one that has gets `excitation.log_share` of them.
+    Goals start from what the robot measures, or, where that is not finite, from home; `shares` has an entry per body of
+    the robot (`AbstractRobot.shares`). Random commands are for the first episodes of a model that has seen no motion
+    yet; one that has gets `excitation.log_share` of them.
     """
-    here = measured if np.isfinite(measured).all() else measurement_at_rest(task.spec, np.asarray(task.home))
-    goals = task.sample_goals(rng, here, task.trajectories)
+    home = measurement_at_rest(task.spec, np.asarray(task.home))
+    starts = [(count, measured if np.isfinite(measured).all() else home) for count, measured in shares]
+    goals = np.concatenate([task.sample_goals(rng, here, count) for count, here in starts])
     chosen = settings.excitation
     if has_seen_motion:
         chosen = dataclasses.replace(chosen, amplitude=chosen.log_share * chosen.amplitude)
@@ -311,6 +314,7 @@ def observer_metrics(estimation: Estimation | None, record: EpisodeRecord) -> di
     return {
         "observer": bool(estimation.active),
         "noise_share": float(estimation.missed),
+        "slip_share": float(estimation.slipped),
         "observer_error_ratio": math.exp(float(estimation.advantage)),
         "observer_delay": mean_delay(estimation.observer),
         "observer_restarts": 0 if record.restarts is None else int(record.restarts.sum()),

@@ -16,14 +16,16 @@ import numpy as np
 from ..agent import LearnerState
 from ..errors import UserError
 from ..models import Controller
-from ..robots import AbstractRobot
+from ..robots import AbstractRobot, EpisodeRecord
 from ..robots.base import EpisodeAbandoned
 from ..robots.earned import authority_metrics
+from ..runs import atomic
 from ..standstill import WINDOW, find_standstill
 from .base_guard import base_metrics
 from .config import TrainingConfig
+from .fleet_guard import fleet_metrics
 from .horizon import Horizon
-from .learning import Learner, episode_metrics, plan_episode, with_authority_of, with_policy
+from .learning import EpisodeUpdate, Learner, episode_metrics, plan_episode, with_authority_of, with_policy
 from .parts import (
     AbstractControl,
     AbstractRecorder,
@@ -32,6 +34,7 @@ from .parts import (
     CallbackList,
     Candidate,
     Checkpoint,
+    Decision,
     EpisodeSummary,
     NoControl,
     NoSupervisor,
@@ -90,6 +93,7 @@ class Trainer:
         """How long trajectories are, for a robot that falls or runs away."""
         self.episode = 0
         """Episodes done."""
+        self._robot_time_s = 0.0
         self._chosen_by_operator = False
         self._operators_policy: Controller | None = None
         self._keep_going = keep_going
@@ -107,16 +111,20 @@ class Trainer:
 
     def run_episode(self) -> EpisodeSummary:
         """One episode of Algorithm 1: sample goals, run the policy on the robot, learn from what it did, record."""
-        policy = self._choose_policy()
+        decision = self._decide()
+        policy = decision.policy
         rng = np.random.Generator(np.random.Philox(key=[self.config.seed, self.episode]))
 
-        seen = self.prior.has_seen_motion
         goals, excitation = plan_episode(
-            self.robot.task, self.config.settings, self.episode, self.robot.measured(), rng, has_seen_motion=seen
+            self.robot.task,
+            self.config.settings,
+            self.episode,
+            self.robot.shares(self.robot.task.trajectories),
+            rng,
+            has_seen_motion=self.prior.has_seen_motion,
         )
-        self.robot.horizon = horizon = self.horizon.steps
-        self.learner.horizon = self.horizon.imagined_steps
-        record = self.robot.run_episode(policy, goals, excitation)
+        self.robot.horizon, self.learner.horizon = self.horizon.steps, self.horizon.imagined_steps
+        record, tried = self._move(decision, goals, excitation)
         self.callbacks.after_motion(self.episode + 1)
         began = time.monotonic()
         self.state, update = self.learner.observe(self.state, record, rng)
@@ -124,18 +132,30 @@ class Trainer:
 
         self.episode += 1
         self._chosen_by_operator, self._operators_policy = False, None
+        metrics = self._measure(policy, record, tried, update, update_time_s)
+        summary = EpisodeSummary(self.episode, MappingProxyType(metrics), record)
+        self.recorder.record(summary, policy, self._checkpoint())
+        self._after_episode(summary, policy)
+        return summary
+
+    def _measure(
+        self, policy: Controller, record: EpisodeRecord, tried: int, update: EpisodeUpdate, update_time_s: float
+    ) -> dict[str, Any]:
+        """The line of metrics.jsonl of the episode that just ended."""
         metrics = episode_metrics(self.episode, self.robot, record, self.state, update)
+        horizon = self.horizon.steps  # of this episode; `update` chooses that of the next
         metrics |= {"horizon": horizon, "early_ends": self.horizon.update(record), "update_time_s": update_time_s}
-        metrics |= base_metrics(self.task.spec, policy, record)
+        metrics |= base_metrics(self.task.spec, policy, record, tried)
+        if self.robot.members:
+            identity = self.recorder.identity
+            metrics |= fleet_metrics(self.robot, self.task, record, identity, self.episode, self._robot_time_s)
+        self._robot_time_s = float(metrics["robot_time_s"])
         if self.robot.has_authority:
             metrics |= authority_metrics(
                 self.robot.machine_id, self.recorder.identity, self.episode, self.robot.authority
             )
             metrics["machine"] = self.config.robot
-        summary = EpisodeSummary(self.episode, MappingProxyType(metrics), record)
-        self.recorder.record(summary, policy, self._checkpoint())
-        self._after_episode(summary, policy)
-        return summary
+        return metrics
 
     def resume(self) -> list[str]:
         """Go on where the recorder was left; returns what the user should know about it."""
@@ -147,13 +167,28 @@ class Trainer:
         record = None
         for record in resumed.records:
             self.learner.remember(record)
-        if record is not None:
-            self.horizon.steps = int(self.recorder.metrics()[-1].get("horizon", self.horizon.longest))
-            self.horizon.update(record)
-        return resumed.notes + self.supervisor.resume(self.recorder, self.episode, self.robot, self.config.robot)
+        with atomic.using("metrics.jsonl of the run"):
+            if record is not None:
+                last = self.recorder.metrics()[-1]
+                self._robot_time_s = float(last["robot_time_s"])
+                self.horizon.resume(last.get("horizon", self.horizon.longest), record)
+            notes = self.supervisor.resume(self.recorder, self.episode, self.robot, self.config.robot)
+        return resumed.notes + notes
 
-    def _choose_policy(self) -> Controller:
-        """The policy of the next episode, after everything that people have asked for is done."""
+    def _move(self, decision: Decision, goals: np.ndarray, excitation: np.ndarray | None) -> tuple[EpisodeRecord, int]:
+        """The episode, and how many of its trajectories ran the policy that was decided on: the first ones."""
+        tried = max(round(decision.share * len(goals)), 1)
+        if decision.alone is None or tried == len(goals) or self.robot.members:
+            return self.robot.run_episode(decision.policy, goals, excitation), len(goals)
+        first, rest = slice(tried), slice(tried, None)
+        records = [
+            self.robot.run_episode(policy, goals[part], None if excitation is None else excitation[part])
+            for policy, part in ((decision.policy, first), (decision.alone, rest))
+        ]
+        return EpisodeRecord.join(records), tried
+
+    def _decide(self) -> Decision:
+        """What runs in the next episode, after everything that people have asked for is done."""
         if self.episode == 0:  # before anybody looks at the policy that is about to run
             self.state = self.prior.warm_start(self.state, self.task, self.config.settings, seed=self.config.seed)
         self._apply_requests()
@@ -161,7 +196,9 @@ class Trainer:
         candidate = Candidate(self._candidate(), self.state.dynamics, self._chosen_by_operator)
         decision = self.supervisor.decide(candidate, self._apply_requests)
         if self._chosen_by_operator:  # perhaps put in place while the supervisor waited: it needs no approval
-            decision = decision._replace(policy=self._candidate(), prediction_holds=True, reason="")
+            decision = decision._replace(policy=self._candidate(), prediction_holds=True, reason="", share=1.0)
+            if not candidate.chosen_by_operator:
+                self.robot.run_alike()
         if decision.reason:
             self.callbacks.notify(decision.reason)
         if not decision.prediction_holds:
@@ -170,7 +207,7 @@ class Trainer:
         if decision.authority is not None and self.robot.has_authority:
             self.robot.authority = decision.authority
         self.callbacks.before_episode(self.episode + 1)
-        return decision.policy
+        return decision
 
     def _candidate(self) -> Controller:
         """What runs next: the operator's choice with the observer that it ran with, or the learner's newest."""
@@ -183,9 +220,7 @@ class Trainer:
                 outcome = request.carry_out(self.state, self.episode)
                 if outcome.learner is not None:
                     checkpoint = Checkpoint(outcome.learner, self.robot.snapshot(), chosen_on=self.config.robot)
-                    self.recorder.replace_checkpoint(
-                        self.episode, checkpoint
-                    )  # first: what cannot be kept does not run
+                    self.recorder.replace_checkpoint(self.episode, checkpoint)  # first: what is not kept does not run
                     self.state, self._chosen_by_operator = outcome.learner, True
                     self._operators_policy = outcome.policy
             except UserError as error:

@@ -178,6 +178,10 @@ class Decision(NamedTuple):
     """Share of the command range; None leaves the robot's as it is."""
     reason: str = ""
     """Why it is not the candidate, for the user; empty where there is nothing to explain."""
+    share: float = 1.0
+    """Share of the episode's trajectories that run it; the others, which come later, run `alone`."""
+    alone: Controller | None = None
+    """What the others run, where `share` is below 1: the base that the policy is learned on top of."""
 
 
 class AbstractSupervisor(ABC):

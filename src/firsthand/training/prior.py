@@ -22,7 +22,7 @@ from ..logs.episodes import stored_spec
 from ..robots import EpisodeRecord
 from ..robots.base import neutral
 from ..robots.description import spec_difference
-from ..runs import RunFolder, packed
+from ..runs import RunFolder, atomic, packed
 from ..runs.packed import Arrays
 from ..runs.pytrees import from_arrays
 from ..tasks import Task
@@ -75,7 +75,7 @@ class Prior:
         if self.init is not None and self.weights is not None:
             files[WEIGHTS] = packed.pack(self.weights, asdict(self.init))
         if self.base is not None:
-            files[BASE] = self.base.packed()
+            files[BASE] = self.base.to_bytes()
         for i, (log, rows) in enumerate(zip(self.logs, self.taken, strict=True)):
             files[_file(i)] = packed.pack(rows._asdict(), asdict(log))
         return files
@@ -219,7 +219,7 @@ def _other_run(path: Path, parts: Parts, spec: ControlSpec) -> tuple[InitFrom, A
     wanted = tuple(f"learner.{part}." for part in _parts(parts))
     weights = {n.removeprefix("learner."): a for n, a in checkpoint.arrays.items() if n.startswith(wanted)}
     file = folder.path / "checkpoints" / f"{checkpoint.episode:06d}.safetensors"
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = hashlib.sha256(atomic.read_bytes(file)).hexdigest()
     return InitFrom(str(path.resolve()), checkpoint.episode, digest, parts), weights, tuple(checkpoint.notes)
 
 

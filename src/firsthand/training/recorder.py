@@ -163,7 +163,7 @@ class FolderRecorder(AbstractRecorder):
         info: dict[str, Any] = {"best_error": math.inf if self.kept is None else self.kept.proof}
         if checkpoint.chosen_on:
             info["operators_policy"] = checkpoint.chosen_on
-        self.run.save_checkpoint(episode, to_arrays(_stored(checkpoint)), info)
+        self.run.save_checkpoint(episode, to_arrays(_stored_arrays(checkpoint)), info)
 
     def metrics(self) -> list[dict[str, Any]]:
         """One entry per recorded episode."""
@@ -188,7 +188,7 @@ class FolderRecorder(AbstractRecorder):
         episode, checkpoint, best_error, notes = 0, template, math.inf, []
         if self.run.checkpoints():
             found = self.run.load_checkpoint()
-            restored = from_arrays(_stored(template), found.arrays)
+            restored = from_arrays(_stored_arrays(template), found.arrays)
             chosen_on = str(found.info.get("operators_policy", ""))
             checkpoint = Checkpoint(restored["learner"], restored["robot"], chosen_on)
             with atomic.using(f"the checkpoint of episode {found.episode} of {self.run.path}"):
@@ -231,6 +231,6 @@ class FolderRecorder(AbstractRecorder):
         self.run.save_best(arrays, {"episode": episode, "tracking_error": error})
 
 
-def _stored(checkpoint: Checkpoint) -> dict[str, Any]:
+def _stored_arrays(checkpoint: Checkpoint) -> dict[str, Any]:
     """The part of a checkpoint that is arrays, under the names that its file has."""
     return {"learner": checkpoint.learner, "robot": checkpoint.robot}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, how_to_install
 from ..runs import atomic
 from .parts import Callback, EpisodeSummary
 
@@ -14,7 +14,7 @@ from .parts import Callback, EpisodeSummary
 def check_installed() -> None:
     """Raise `UserError` where the package is missing."""
     if importlib.util.find_spec("tensorboardX") is None:
-        raise UserError("TensorBoard event files need tensorboardX: pip install 'firsthand[tensorboard]'.")
+        raise UserError(f"TensorBoard event files need tensorboardX: {how_to_install('tensorboard')}.")
 
 
 class EventFiles(Callback):
@@ -38,7 +38,7 @@ class EventFiles(Callback):
                 old.unlink()
             self.writer = EventsWriter(str(self.folder / "events"))
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._writing_error(error) from error
         self._add(self.read_metrics())
         return self
 
@@ -64,7 +64,7 @@ class EventFiles(Callback):
                 self.writer.write_event(Event(wall_time=time.time(), step=line["episode"], summary=summary))
             self.writer.flush()
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._writing_error(error) from error
 
-    def _failed(self, error: OSError) -> UserError:
+    def _writing_error(self, error: OSError) -> UserError:
         return UserError(f"cannot write to {self.folder}: {atomic.cause(error)}.")

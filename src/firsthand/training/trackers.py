@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import UserError, suggest
+from ..errors import UserError, how_to_install, suggest
 from .parts import Callback, EpisodeSummary
 
 
@@ -57,7 +57,7 @@ class MlflowService:
         self._client = MlflowClient(tracking_uri=uri)
         found = self._client.get_experiment_by_name("firsthand")
         experiment = found.experiment_id if found else self._client.create_experiment("firsthand")
-        wanted = f"tags.folder = '{_quoted(str(self.folder.resolve()))}'"
+        wanted = f"tags.folder = '{_quote(str(self.folder.resolve()))}'"
         earlier = self._client.search_runs([experiment], wanted, max_results=1)
         if earlier:
             self._run = earlier[0].info.run_id
@@ -122,7 +122,7 @@ def check_tracker(name: str) -> None:
     if name not in SERVICES:
         raise UserError(f"track is {name!r}{suggest(name, tuple(SERVICES))}, but must be one of {', '.join(SERVICES)}.")
     if importlib.util.find_spec(name) is None:
-        raise UserError(f"tracking with {name} needs its package: pip install 'firsthand[{name}]'.")
+        raise UserError(f"tracking with {name} needs its package: {how_to_install(name)}.")
 
 
 class Tracker(Callback):
@@ -192,5 +192,5 @@ def flatten(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")

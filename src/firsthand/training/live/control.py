@@ -14,7 +14,7 @@ from typing import Any
 
 from ...console import notify
 from ...control.files import Request
-from ...control.machine import Watch, address_of
+from ...control.machine import FleetWatch, Watch, address_of, watch_machines
 from ...errors import UserError
 from ...robots import AbstractRobot
 from ...robots.base import EpisodeAbandoned
@@ -102,10 +102,10 @@ class LiveControl(AbstractControl):
         robot: AbstractRobot,
         config: TrainingConfig,
         stop: StopRequest,
-        watch: Watch | None = None,
+        watch: Watch | FleetWatch | None = None,
     ) -> None:
         run, address = recorder.run.path, address_of(config.robot)
-        watch = Watch(address) if watch is None and address is not None else watch
+        watch = watch_machines(address) if watch is None and address is not None else watch
         self.run, self.session = run, secrets.token_hex(8)
         self.robot, self.stop = robot, stop
         self.progress = EpisodeProgress(config.episodes, robot.task.episode_s)
@@ -238,7 +238,7 @@ class LiveControl(AbstractControl):
     # In either.
 
     def _status(self) -> dict[str, Any]:
-        question = self.questions.shown()
+        question = self.questions.as_status()
         return {
             **self.progress.fields(),
             "state": self._state(asking=question is not None),

@@ -88,7 +88,7 @@ class Interventions:
     def _keep_checkpoint(self, episode: int) -> Outcome:
         path = self.run / "checkpoints" / f"{episode:06d}.safetensors"
         try:
-            data = path.read_bytes()
+            data = atomic.read_bytes(path)
         except OSError:
             raise UserError("there is no finished episode yet, so there is nothing to keep.") from None
         atomic.make_own_folder(self.run / KEPT_FOLDER)
@@ -103,7 +103,7 @@ class Interventions:
     def _restore(self, episode: int, learner: LearnerState) -> Outcome:
         path = self.run / KEPT_FOLDER / f"{episode:06d}.safetensors"
         try:
-            arrays, _ = unpack(path.read_bytes())
+            arrays, _ = unpack(atomic.read_bytes(path))
             template = {"learner": learner, "robot": self.robot.snapshot()}
             restored = from_arrays(template, arrays)["learner"]
         except OSError as error:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...control.machine import ANSWERED_S, Watch
+from ...control.machine import ANSWERED_S, FleetWatch, Watch
 from ...errors import UserError
 from .inbox import Answers
 
@@ -16,7 +16,7 @@ GOODBYE_S = ANSWERED_S
 class MachineLink:
     """Passes stops and acknowledgements on to the machine and reports its faults."""
 
-    def __init__(self, watch: Watch, answers: Answers, report_fault: Callable[[str], None]) -> None:
+    def __init__(self, watch: Watch | FleetWatch, answers: Answers, report_fault: Callable[[str], None]) -> None:
         self.watch, self.answers, self.report_fault = watch, answers, report_fault
         self._fault_number = 0
         self._asking: list[threading.Thread] = []

@@ -44,7 +44,7 @@ class Questions:
             self._changed.notify_all()
         return "approved" if approved else "rejected; the old policy runs again"
 
-    def shown(self) -> dict[str, Any] | None:
+    def as_status(self) -> dict[str, Any] | None:
         """For the status; None while nothing is asked."""
         with self._changed:
             return None if self._text is None else {"number": self._number, "text": self._text}

@@ -1,0 +1,106 @@
+"""Which conditions a machine works under, such as a load, told from which model predicts it best.
+
+A context is a learner's state that was learned under some conditions, with the work that it was learned from. All
+contexts predict each new block of work; the one that predicts best is what the machine works under. Where none does as
+well as the one in use did before, the conditions are new, and a context is begun from the nearest.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from ...agent import LearnerState
+from ...agent.agent import see_rollout
+from ...models import Dynamics
+from ...optim.rollout import Rollout
+from .chunks import ChunkStore
+
+FORECAST_STEPS = 12
+"""How far ahead models are compared: far enough that a load shows, which in one step is smaller than the noise."""
+
+
+@dataclass
+class Context:
+    """What was learned under some conditions."""
+
+    state: LearnerState
+    store: ChunkStore
+    born: int
+    """The block in which it began."""
+    used: int
+    """The block in which it was last in use."""
+    usual: float = math.nan
+    """Usual share of the motion that its model misses, while it is in use."""
+    error: float = math.nan
+    """Usual tracking error under it."""
+    updates: int = 0
+    """How often it has learned."""
+    good: LearnerState | None = None
+    """The last state whose policy was no worse than usual."""
+    history: list[float] = field(default_factory=list)
+    """Newest tracking errors."""
+
+
+def forecast_error(state: LearnerState, rollout: Rollout, sound: Bool[Array, "trajectories steps"]) -> float:
+    """Share of the motion over `FORECAST_STEPS` that a model misses on measured trajectories, as the policy sees them.
+
+    0 for a perfect model, 1 for one that says that nothing moves; NaN where nothing is sound.
+    """
+    return float(_forecast_error(state.dynamics, see_rollout(state.estimation, rollout, sound), rollout, sound))
+
+
+@eqx.filter_jit
+def _forecast_error(
+    dynamics: Dynamics, seen: Rollout, rollout: Rollout, sound: Bool[Array, "trajectories steps"]
+) -> Float[Array, ""]:
+    size = dynamics.spec.layout.num_measured
+    scale = jnp.asarray(dynamics.spec.scales.change_scale)
+    starts = np.arange(0, rollout.commands.shape[1] - FORECAST_STEPS + 1, FORECAST_STEPS)
+    inside = starts[:, None] + np.arange(FORECAST_STEPS)
+
+    def window(first, commands):
+        return jax.lax.scan(lambda x, u: (dynamics(x, u), None), first, commands)[0][:size]
+
+    def trajectory(states, commands, measured, good):
+        predicted = jax.vmap(window)(states[starts], commands[inside])
+        before, after = measured[starts, :size], measured[starts + FORECAST_STEPS, :size]
+        counts = good[inside].all(axis=1)[:, None]
+        missed = jnp.where(counts, jnp.abs(predicted - after) / scale, 0.0)
+        moved = jnp.where(counts, jnp.abs(after - before) / scale, 0.0)
+        return missed.sum(), moved.sum()
+
+    missed, moved = jax.vmap(trajectory)(seen.states, rollout.commands, rollout.states, sound)
+    return missed.sum() / moved.sum()
+
+
+class Choice:
+    """What the newest block of work says about the conditions."""
+
+    SAME, KNOWN, NEW = "same", "known", "new"
+
+
+def choose_context(
+    contexts: list[Context], current: int, missed: list[float], *, better: float, surprise: float
+) -> tuple[str, int]:
+    """Whether a machine works under the same conditions, known other ones, or new ones; and the context to go on from.
+
+    `missed` has each context's `forecast_error`. Another context is taken where it misses less than `better` times what
+    the current one does; a new one is begun where the best misses more than `surprise` times what is usual for it.
+    """
+    known = [value if math.isfinite(value) else math.inf for value in missed]
+    best = int(np.argmin(known))
+    if not math.isfinite(known[best]):
+        return Choice.SAME, current
+    if best != current and known[best] < better * known[current]:
+        usual = contexts[best].usual
+        is_known = not math.isfinite(usual) or known[best] < surprise * usual
+        return (Choice.KNOWN if is_known else Choice.NEW), best
+    usual = contexts[current].usual
+    if math.isfinite(usual) and known[current] > surprise * usual:
+        return Choice.NEW, best if known[best] < known[current] else current
+    return Choice.SAME, current

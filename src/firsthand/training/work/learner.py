@@ -1,0 +1,222 @@
+"""The learner of a machine that works: blocks of work come in, now and then a better policy comes out.
+
+Everything here is deterministic and knows no thread, no robot and no network. Who has a machine calls `take` after each
+block of work, carries out `begin_update` where it likes (in a thread, while the machine goes on), hands the result to
+`adopt`, and lets the machine run `controller` from the next chunk on.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ...agent import Agent, AgentState, LearnerState, Settings
+from ...errors import UserError
+from ...evaluation import tracking_metrics
+from ...models import Controller
+from ...robots import EpisodeRecord
+from ...tasks import Task
+from ..learning import fit_settings, prepare_experience, read_record
+from .chunks import ChunkStore
+from .contexts import Choice, Context, choose_context, forecast_error
+
+
+@dataclass(frozen=True)
+class WorkSettings:
+    """How work is learned from."""
+
+    blocks: int = 2
+    """An update is made from this many newest blocks of work under the same conditions."""
+    eager_updates: int = 6
+    """New conditions are learned with so many updates, as soon as there is work to learn from."""
+    idle_blocks: int = 10
+    """After that, an update is made after so many blocks: drift is slow."""
+    chunks: int = 60
+    """Chunks of work that a context remembers."""
+    recent_chunks: int = 24
+    """The newest of them are never forgotten."""
+    contexts: int = 12
+    """Conditions that are remembered; the one that was not met for longest goes first."""
+    better: float = 0.85
+    """Other conditions are recognised where their model misses less than this share of what the current one does."""
+    surprise: float = 1.4
+    """Conditions are new where the best model misses this many times what is usual for it."""
+    worse: float = 1.3
+    """A policy is taken back where its error is this many times the one before it, while the model still holds."""
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "eager_updates", "idle_blocks", "recent_chunks", "contexts"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, but must be at least 1.")
+        if self.chunks <= self.recent_chunks:
+            raise UserError(f"chunks is {self.chunks}, but must be above recent_chunks, {self.recent_chunks}.")
+        if not 0 < self.better < 1 < self.surprise or not self.worse > 1:
+            raise UserError("better must lie between 0 and 1, surprise and worse above 1.")
+
+
+class WorkReport(NamedTuple):
+    """What a block of work showed."""
+
+    error: float
+    """Mean tracking error, as measured."""
+    context: int
+    """Number of the conditions, in the order in which they were first met."""
+    choice: str
+    """same, known or new."""
+    missed: float
+    """Share of the motion that the model in use missed."""
+    due: bool
+    """Whether an update should be begun now."""
+    taken_back: bool
+    """Whether the policy was taken back to the last good one."""
+
+
+class Update(NamedTuple):
+    """A new state for a context."""
+
+    number: int
+    """The context's."""
+    state: LearnerState
+
+
+class WorkLearner:
+    """Learns from blocks of work, one context per kind of conditions."""
+
+    def __init__(
+        self,
+        task: Task,
+        settings: Settings,
+        state: LearnerState,
+        work: WorkSettings | None = None,
+        *,
+        block_trajectories: int,
+        seed: int = 0,
+    ) -> None:
+        self.task, self.work = task, work or WorkSettings()
+        self.settings = fit_settings(settings, task)
+        self.agent = Agent(task.spec, task.cost, self.settings)
+        self.block_trajectories = block_trajectories
+        self.seed, self.block, self._names = seed, 0, 1
+        self.contexts: dict[int, Context] = {0: self._context(state)}
+        self.current = 0
+        self._records: list[EpisodeRecord] = []
+        """The newest blocks since the conditions changed."""
+        self._since_update = 0
+        self._capacity = (self.work.chunks + self.work.blocks * block_trajectories) * task.steps
+
+    def _context(self, state: LearnerState) -> Context:
+        store = ChunkStore(self.task.spec, capacity=self.work.chunks, recent=self.work.recent_chunks)
+        return Context(state, store, self.block, self.block)
+
+    @property
+    def controller(self) -> Controller:
+        """What the machine should run from the next chunk on."""
+        return self.contexts[self.current].state.controller
+
+    def take(self, record: EpisodeRecord) -> WorkReport:
+        """A block of work is done; `record` has `block_trajectories` trajectories."""
+        if len(record.commands) != self.block_trajectories:
+            raise ValueError(
+                f"a block has {self.block_trajectories} trajectories, but came with {len(record.commands)}"
+            )
+        self.block += 1
+        rollout, sound = read_record(self.task.spec, record)
+        error = tracking_metrics(self.task.spec, (record,)).measured_mean_error
+        numbers = sorted(self.contexts)
+        missed = [forecast_error(self.contexts[number].state, rollout, sound) for number in numbers]
+        choice, at = choose_context(
+            [self.contexts[number] for number in numbers],
+            numbers.index(self.current),
+            missed,
+            better=self.work.better,
+            surprise=self.work.surprise,
+        )
+        before, own = self.current, missed[numbers.index(self.current)]
+        if choice == Choice.NEW:
+            self._begin(numbers[at])
+        elif choice == Choice.KNOWN:
+            self.current = numbers[at]
+        if self.current != before:
+            # The block may hold work under both conditions: it is used to recognise, not to learn.
+            self._records, self._since_update = [], 0
+            self.contexts[self.current].used = self.block
+            return WorkReport(error, self.current, choice, own, False, False)
+        return self._remember(record, rollout, sound, error, own)
+
+    def _remember(self, record: EpisodeRecord, rollout, sound, error: float, missed: float) -> WorkReport:
+        context = self.contexts[self.current]
+        context.used = self.block
+        context.store.add(rollout, sound)
+        context.usual = _follow(context.usual, missed, 0.2)
+        taken_back = self._judge(context, error)
+        self._records = [*self._records, record][-self.work.blocks :]
+        self._since_update += 1
+        eager = context.updates < self.work.eager_updates
+        wanted = self.work.blocks if eager else self.work.idle_blocks
+        due = len(self._records) == self.work.blocks and self._since_update >= wanted
+        return WorkReport(error, self.current, Choice.SAME, missed, due, taken_back)
+
+    def _judge(self, context: Context, error: float) -> bool:
+        """Take a policy back that is worse than the one before it; otherwise it counts as good."""
+        if not math.isfinite(error):
+            return False
+        if context.good is not None and math.isfinite(context.error) and error > self.work.worse * context.error:
+            context.history.append(error)
+            if len(context.history) >= 2:  # twice in a row: work differs in difficulty, too
+                good = context.good
+                context.state = dataclasses.replace(
+                    context.state, policy=good.policy, radius=0.5 * context.state.radius, record=good.record
+                )
+                context.history, context.good = [], None
+                context.error = math.nan
+                return True
+            return False
+        context.history = []
+        context.error = _follow(context.error, error, 0.2)
+        context.good = context.state
+        return False
+
+    def _begin(self, nearest: int) -> None:
+        """A new context, from the nearest; where there are too many, the one that was not met for longest goes."""
+        fresh = self._context(self.contexts[nearest].state)
+        if len(self.contexts) >= self.work.contexts:
+            oldest = min((n for n in self.contexts if n != nearest), key=lambda n: self.contexts[n].used)
+            del self.contexts[oldest]
+        self.current, self._names = self._names, self._names + 1
+        self.contexts[self.current] = fresh
+
+    def begin_update(self) -> Callable[[], Update]:
+        """The update that is due, as a function for any thread; what it returns goes to `adopt`."""
+        number, context = self.current, self.contexts[self.current]
+        record = EpisodeRecord.join(self._records)
+        kept = len(context.store.chunks) - int(record.valid.any(axis=1).sum())
+        earlier = ChunkStore(self.task.spec, capacity=self.work.chunks, recent=self.work.recent_chunks)
+        earlier.chunks = context.store.chunks[:kept]  # the agent appends the newest itself
+        buffer = earlier.buffer(self._capacity)
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, self.block]))
+        state, self._since_update = context.state, 0
+
+        def update() -> Update:
+            experience = prepare_experience(self.task, self.settings, buffer, record, rng)
+            after, _ = self.agent.observe(AgentState(state, buffer), experience)
+            return Update(number, jax.block_until_ready(after.learner))
+
+        return update
+
+    def adopt(self, update: Update) -> None:
+        """Go on with what an update found, also where the machine works under other conditions by now."""
+        context = self.contexts.get(update.number)
+        if context is not None:
+            context.state = update.state
+            context.updates += 1
+
+
+def _follow(usual: float, new: float, share: float) -> float:
+    """A running mean that begins with its first value."""
+    if not math.isfinite(new):
+        return usual
+    return new if not math.isfinite(usual) else usual + share * (new - usual)

@@ -1,0 +1,143 @@
+"""Learning from a stream of work: what is remembered, how conditions are recognised, what a bad policy leads to."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from firsthand.agent import LearnerState
+from firsthand.errors import UserError
+from firsthand.models import Dynamics
+from firsthand.optim.rollout import Rollout
+from firsthand.training import preset
+from firsthand.training.work import ChunkStore, WorkLearner, WorkSettings
+from firsthand.training.work.contexts import Choice, Context, choose_context, forecast_error
+from firsthand_onboard.features import next_state
+from firsthand_onboard.toy import toy_spec
+
+SPEC = toy_spec(hidden=(8,), steps=24)
+SETTINGS = preset("fast").with_changes({"observer.use": 0, "model.hidden": (8,)})
+
+
+def rollout_at(level: float, trajectories: int = 1) -> Rollout:
+    """Trajectories that stand at a level."""
+    states = np.full((trajectories, 7, SPEC.layout.size), level, np.float32)
+    return Rollout.from_arrays(jnp.asarray(states), jnp.zeros((trajectories, 6, 2)), jnp.zeros((trajectories, 6, 2)))
+
+
+def levels(store: ChunkStore) -> list[float]:
+    return [round(float(chunk.states[0, 0]), 3) for chunk in store.chunks]
+
+
+def test_what_happened_once_is_kept_and_what_happens_all_day_is_kept_once_and_new():
+    store = ChunkStore(SPEC, capacity=6, recent=2)
+    for level in (5.0, -3.0, *(0.001 * k for k in range(50))):
+        rollout = rollout_at(level)
+        store.add(rollout, rollout.valid)
+    assert len(store.chunks) == 6
+    assert levels(store)[:2] == [5.0, -3.0]  # by age they would have gone first
+    assert levels(store)[-2:] == [0.048, 0.049]
+    buffer = store.buffer(64)
+    assert int(buffer.size) == int(buffer.num_sound) == 36
+    assert buffer.capacity == 64
+    assert float(buffer.states[0, 0]) == 5.0
+    with pytest.raises(ValueError, match="recent is 6"):
+        ChunkStore(SPEC, capacity=6, recent=6)
+
+
+def test_rows_that_are_not_sound_are_not_learned_from():
+    store, rollout = ChunkStore(SPEC, capacity=6, recent=2), rollout_at(1.0, 2)
+    store.add(rollout, rollout.valid.at[0, :4].set(False))
+    buffer = store.buffer(32)
+    assert int(buffer.size) == 12
+    assert int(buffer.num_sound) == 8
+    assert np.asarray(buffer.sound_rows[:2]).tolist() == [4, 5]
+
+
+@pytest.fixture(scope="module")
+def learner_state() -> LearnerState:
+    return LearnerState.random(SPEC, SETTINGS, seed=0)
+
+
+def driven(model: Dynamics, seed: int = 0, trajectories: int = 3) -> tuple[Rollout, np.ndarray]:
+    """What a machine does that is the model, under random commands."""
+    rng = np.random.default_rng(seed)
+    commands = rng.uniform(-1, 1, (trajectories, 24, 2)).astype(np.float32)
+    states = []
+    for mine in commands:
+        state = np.zeros(SPEC.layout.size, np.float32)
+        path = [state]
+        for command in mine:
+            after = np.asarray(model(jnp.asarray(state), jnp.asarray(command)))[:4]
+            state = next_state(SPEC.layout, state, command, after)
+            path.append(state)
+        states.append(path)
+    rollout = Rollout.from_arrays(jnp.asarray(states), jnp.asarray(commands), jnp.zeros((trajectories, 24, 2)))
+    return rollout, commands
+
+
+def test_a_model_misses_nothing_of_itself_and_something_of_another(learner_state):
+    rollout, _ = driven(learner_state.dynamics)
+    assert forecast_error(learner_state, rollout, rollout.valid) < 1e-4
+    still = jax.tree.map(jnp.zeros_like, learner_state.dynamics.layers)
+    nothing = dataclasses.replace(learner_state, dynamics=dataclasses.replace(learner_state.dynamics, layers=still))
+    assert forecast_error(nothing, rollout, rollout.valid) > 0.2
+    assert math.isnan(forecast_error(learner_state, rollout, jnp.zeros_like(rollout.valid)))
+
+
+def contexts(*usual: float) -> list[Any]:
+    return [Context(state=None, store=None, born=0, used=0, usual=value) for value in usual]  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("usual", "current", "missed", "expected"),
+    [
+        ((0.1, 0.1), 0, [0.1, 0.3], (Choice.SAME, 0)),
+        ((0.1, 0.1), 0, [0.3, 0.11], (Choice.KNOWN, 1)),
+        ((0.1, 0.1), 0, [0.3, 0.28], (Choice.NEW, 1)),  # neither fits: a new one from the nearer
+        ((0.1, 0.1), 0, [0.3, 0.2], (Choice.NEW, 1)),  # nearer, but not as it was
+        ((0.1,), 0, [0.3], (Choice.NEW, 0)),
+        ((math.nan,), 0, [0.9], (Choice.SAME, 0)),  # nothing is usual yet
+        ((0.1, 0.1), 1, [math.nan, math.nan], (Choice.SAME, 1)),
+    ],
+)
+def test_conditions_are_told_by_which_model_fits(usual, current, missed, expected):
+    assert choose_context(contexts(*usual), current, missed, better=0.85, surprise=1.4) == expected
+
+
+def test_bad_settings():
+    with pytest.raises(UserError, match="chunks is 10"):
+        WorkSettings(chunks=10, recent_chunks=10)
+    with pytest.raises(UserError, match="eager_updates is 0"):
+        WorkSettings(eager_updates=0)
+    with pytest.raises(UserError, match="between 0 and 1"):
+        WorkSettings(better=1.2)
+
+
+def test_a_policy_that_is_worse_twice_is_taken_back(learner_state, make_probe_task):
+    task = make_probe_task(
+        measured=2, command_memory=2, steps=5, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
+    )
+    state = LearnerState.random(task.spec, SETTINGS, seed=0)
+    learner = WorkLearner(task, SETTINGS, state, block_trajectories=2)
+    context = learner.contexts[0]
+    assert [learner._judge(context, 1.0) for _ in range(3)] == [False] * 3
+    changed = dataclasses.replace(state, policy=jax.tree.map(lambda leaf: leaf + 1, state.policy))
+    context.state = changed
+    assert not learner._judge(context, 2.0)
+    assert learner._judge(context, 2.0)
+    for old, now in zip(jax.tree.leaves(state.policy), jax.tree.leaves(context.state.policy), strict=True):
+        np.testing.assert_array_equal(old, now)
+    assert float(context.state.radius) == pytest.approx(0.5 * float(changed.radius))
+    with pytest.raises(ValueError, match="a block has 2 trajectories"):
+        learner.take(_record(3))
+
+
+def _record(count: int) -> Any:
+    from types import SimpleNamespace
+
+    return SimpleNamespace(commands=np.zeros((count, 5, 1)))

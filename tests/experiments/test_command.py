@@ -94,7 +94,7 @@ def test_a_cluster_that_does_not_answer_is_named(refusal: Callable[..., str]) ->
 
 def test_ray_that_is_not_installed_is_named(refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # what Python does for a module that cannot be imported
-    assert "firsthand-lab[ray]" in refusal("convergence", "--on", "ray")
+    assert "lab[ray]" in refusal("convergence", "--on", "ray")
 
 
 @pytest.mark.slow

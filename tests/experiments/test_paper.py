@@ -28,6 +28,7 @@ OURS = (
     "sparse-model-updates",
     "sensitivity",
     "deviations",
+    "shift",
 )
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from firsthand.errors import UserError
-from firsthand.plants.excavator import ExcavatorFlow
+from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import SimulatedRobot
 from firsthand.runs.pytrees import from_arrays, to_arrays
-from firsthand.tasks import excavator_task
 from firsthand.training import Trainer, TrainingConfig, learning
 from firsthand.training.learning import draw_imagined_starts
 from firsthand.training.presets import preset
@@ -21,20 +20,30 @@ SETTINGS = preset("paper").with_changes(SMALL)
 
 
 @pytest.fixture(scope="module")
-def task():
-    return excavator_task(trajectories=2, steps=20, hidden=(8, 8))
+def task(make_probe_task):
+    return make_probe_task(
+        measured=1,
+        command_memory=1,
+        steps=20,
+        preview=(1, 2, 3),
+        command_limit=1.0,
+        length_scale=1.0,
+        change_weight=0.01,
+        hidden=(8,),
+        trajectories=2,
+    )
 
 
 @pytest.fixture(scope="module")
 def curves(task):
-    group = Together(ExcavatorFlow(), task, SETTINGS, SEEDS, episodes=EPISODES)
+    group = Together(ScalarPlant(), task, SETTINGS, SEEDS, episodes=EPISODES)
     return [group.run_episode() for _ in range(EPISODES)], group
 
 
 def test_each_seed_learns_what_it_would_learn_alone(task, curves):
     for i, seed in enumerate(SEEDS):
         config = replace(TrainingConfig.of("excavator", "paper", episodes=EPISODES, seed=seed), settings=SETTINGS)
-        trainer = Trainer(SimulatedRobot(ExcavatorFlow(), task, seed=seed), config)
+        trainer = Trainer(SimulatedRobot(ScalarPlant(), task, seed=seed), config)
         for episode in range(EPISODES):
             alone = trainer.run_episode().metrics
             for name in ("tracking_error", "cost", "model_loss", "gradient_norm", "prediction_error"):
@@ -42,10 +51,10 @@ def test_each_seed_learns_what_it_would_learn_alone(task, curves):
 
 
 def test_a_snapshot_goes_on_as_if_nothing_had_happened(task, curves):
-    again = Together(ExcavatorFlow(), task, SETTINGS, SEEDS, episodes=EPISODES)
+    again = Together(ScalarPlant(), task, SETTINGS, SEEDS, episodes=EPISODES)
     again.run_episode()
     kept = to_arrays(again.snapshot())
-    other = Together(ExcavatorFlow(), task, SETTINGS, SEEDS, episodes=EPISODES)
+    other = Together(ScalarPlant(), task, SETTINGS, SEEDS, episodes=EPISODES)
     other.restore(from_arrays(other.snapshot(), kept))
     np.testing.assert_array_equal(other.run_episode()["cost"], curves[0][1]["cost"])
 
@@ -56,7 +65,7 @@ def test_a_seed_without_a_sound_start_does_not_change_the_others(task, monkeypat
     starts = iter([True, True, False, False])  # of each seed: for the policy's steps, and for refinement
     monkeypatch.setattr(learning, "draw_imagined_starts", lambda *a: sound(*a) if next(starts) else None)
     group = Together(
-        ExcavatorFlow(), task, SETTINGS.with_changes({"imagination.trajectories": 2}), SEEDS, episodes=EPISODES
+        ScalarPlant(), task, SETTINGS.with_changes({"imagination.trajectories": 2}), SEEDS, episodes=EPISODES
     )
     with pytest.raises(UserError, match="episode 1 of seed 3 no trajectory had a sound start"):
         group.run_episode()
@@ -78,9 +87,9 @@ def test_refinement_is_the_trainers(task):
     settings = preset("fast").with_changes(
         {"model.hidden": (8, 8), "model.steps": 10, "model.batch": 16, "policy_step.cg_iterations": 3, **fast}
     )
-    group = Together(ExcavatorFlow(), task, settings, SEEDS, episodes=2)
+    group = Together(ScalarPlant(), task, settings, SEEDS, episodes=2)
     config = TrainingConfig("excavator", "fast", settings, 2, seed=SEEDS[1])
-    trainer = Trainer(SimulatedRobot(ExcavatorFlow(), task, seed=SEEDS[1]), config)
+    trainer = Trainer(SimulatedRobot(ScalarPlant(), task, seed=SEEDS[1]), config)
     for _ in range(2):
         group.run_episode()
         metrics = trainer.run_episode().metrics

@@ -39,6 +39,8 @@ class Experiment:
     """The Ray cluster: host:port, ray://host:port or auto; without it a small one is started on this machine."""
     workers: _Whole = None
     """Jobs at a time; by default one per core."""
+    so_far: _Switch = False
+    """Run nothing: show what is there of an experiment that goes on, or was interrupted."""
 
     def run(self) -> int:
         """Run, conclude, print the findings. Running it again continues."""
@@ -59,6 +61,8 @@ class Experiment:
         size = "tiny" if self.tiny else "quick" if self.quick else "full"
         sizes = [Size(size, e.seeds.of(size) if self.seeds is None else self.seeds) for e in experiments]
         folder = self.out or default_folder(self.name, size)
+        if self.so_far and not folder.is_dir():
+            raise UserError(f"there is no folder {folder} yet: run the same command without --so-far.")
         together = self.name == "all"
         if together:
             claim(folder, "all", size, self.seeds)
@@ -67,6 +71,9 @@ class Experiment:
                 stack.enter_context(Study(folder / e.name if together else folder, e, s))
                 for e, s in zip(experiments, sizes, strict=True)
             ]
+            if self.so_far:
+                print_findings(studies, {study.experiment.name: _conclude_so_far(study) for study in studies})
+                return 0
             notify(f"{self.name}, {size} size, into {folder}")
             findings = run_studies(studies, self._pool, self._again())
         if isinstance(findings, int):
@@ -92,6 +99,15 @@ class Experiment:
         if self.on != "local":
             words += ["--on", self.on]
         return shlex.join(words)
+
+
+def _conclude_so_far(study: Any) -> Any:
+    experiment = study.experiment
+    if not experiment.partial:
+        raise UserError(f"experiment is {experiment.name!r}, whose results mean something only together.")
+    if not any(study.is_finished(job) for job in study.jobs):
+        raise UserError(f"no job of {study.path} is finished yet.")
+    return study.conclude(so_far=True)
 
 
 def _print_list(experiments: Any) -> None:

@@ -263,6 +263,8 @@ class Experiment(ABC):
     """Seeds unless told otherwise."""
     grows: ClassVar[bool] = False
     """Whether a folder takes other numbers of seeds later on."""
+    partial: ClassVar[bool] = False
+    """Whether `conclude` can be given some of the results: what is there is shown before all jobs are done."""
 
     @abstractmethod
     def jobs(self, size: Size) -> list[Job]:

@@ -22,7 +22,7 @@ from . import files
 from .pool import Ended, Event, Pool, Progress, worker_environment
 from .worker import cores
 
-EXTRA = "firsthand-lab[ray]"
+INSTALL = "pip install -c constraints.txt -e 'lab[ray]'"
 SEND_EVERY_S = 1.0
 """Least time between two sendings of a worker's files; the last ones are always sent."""
 OWN_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -34,7 +34,7 @@ PATIENCE_S = 10.0
 def require_ray(address: str | None) -> None:
     """Say it before anything is begun when Ray is not installed or its cluster does not answer."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f"--on ray needs Ray, which is not installed; install it with: pip install '{EXTRA}'.")
+        raise UserError(f"--on ray needs Ray, which is not installed; install it in firsthand's own folder: {INSTALL}.")
     if address is None or address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

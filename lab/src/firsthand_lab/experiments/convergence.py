@@ -124,17 +124,17 @@ def _text(loss: Curves, law: PowerLaw, there: Slope, verdict: Verdict, size: Siz
         f"{loss.around(last):.1e} m². "
     )
     if verdict is Verdict.PASS:
-        said = "The paper's t^−4 between episodes 10 and 200 is there. "
+        beside_the_paper = "The paper's t^−4 between episodes 10 and 200 is there. "
     elif verdict is Verdict.FAIL:
-        said = (
+        beside_the_paper = (
             "The paper's t^−4 between episodes 10 and 200 is not there. Part of the difference lies in where time "
             "starts: our first episode is excited and learning sets in at once, while the paper's policy does not "
             "improve for 10 to 20 episodes, and the same fall is steeper on a log axis the later it begins. "
         )
     else:
-        said = ""
+        beside_the_paper = ""
     short = "" if size.name == "full" else f"With {last} instead of 400 episodes this is a look, not a measurement. "
-    return begin + found + said + short.rstrip()
+    return begin + found + beside_the_paper + short.rstrip()
 
 
 def _power(law: Slope) -> str:

@@ -71,8 +71,8 @@ class Fidelity(Experiment):
             Comparison(
                 "what the transfer costs", f"× {gap:.1f}", "performance degrades", Verdict.of_full(gap > 1.2, size)
             ),
-            Comparison("shapes after learning on from there (cm), by episode", _listed(transferred), "–"),
-            Comparison("shapes from scratch on the pressure model (cm), by episode", _listed(scratch), "–"),
+            Comparison("shapes after learning on from there (cm), by episode", _list_values(transferred), "–"),
+            Comparison("shapes from scratch on the pressure model (cm), by episode", _list_values(scratch), "–"),
             Comparison(
                 f"episodes until within 1.2 times the final {100 * best:.1f} cm: transferred, from scratch",
                 f"{repaired}, {caught}",
@@ -107,7 +107,7 @@ def _cm(values: np.ndarray) -> str:
     return ", ".join(f"{100 * v:.1f}" for v in values)
 
 
-def _listed(values: np.ndarray) -> str:
+def _list_values(values: np.ndarray) -> str:
     at = np.unique(np.round(np.geomspace(1, len(values), 5)).astype(int))
     return ", ".join(f"{k}: {100 * values[k - 1]:.1f}" for k in at)
 

@@ -27,10 +27,10 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """What `write_json` wrote."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(atomic.read_bytes(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: it is no JSON.") from error
 
 
@@ -54,12 +54,11 @@ def _field(value: Any) -> str:
 def read_csv(path: Path) -> dict[str, np.ndarray]:
     """The columns by name: numbers, or text where a column holds anything else."""
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            header, *rows = list(csv.reader(stream))
+        header, *rows = list(csv.reader(io.StringIO(atomic.read_bytes(path).decode("utf-8"), newline="")))
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: it is empty.") from error
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path} is damaged: it is empty or no table.") from error
     if any(len(row) != len(header) for row in rows):
         raise UserError(f"{path} is damaged: a row has more or fewer fields than the header.")
     return {name: _column([row[i] for row in rows]) for i, name in enumerate(header)}
@@ -87,7 +86,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], info: Mapping[str
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and the info that `write_arrays` wrote."""
     try:
-        return packed.unpack(path.read_bytes())
+        return packed.unpack(atomic.read_bytes(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
     except packed.DamagedFile as error:

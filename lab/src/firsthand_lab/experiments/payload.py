@@ -206,14 +206,14 @@ def _text(heavier: Response, lighter: Response, loads: Mapping[str, float], seed
         ),
     }.get(verdict, "This size is too small to tell.")
     names = ", ".join(f"{name} {kg:g}" for name, kg in loads.items())
-    felt = _felt(heavier, lighter)
+    felt = _describe_switches(heavier, lighter)
     return (
         f"Payloads ({names} kg) were switched every 5 to 10 episodes without a word to the learner ({seeds} "
         f"{'seed' if seeds == 1 else 'seeds'}). {felt} {holds}"
     )
 
 
-def _felt(heavier: Response, lighter: Response) -> str:
+def _describe_switches(heavier: Response, lighter: Response) -> str:
     """What switches of both kinds do, as far as there are any."""
     up = (
         f"Over {heavier.switches} switches to a heavier load the first episode has {heavier.factor:.2f} times the "

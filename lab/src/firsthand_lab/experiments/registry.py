@@ -25,6 +25,7 @@ EXPERIMENTS: dict[str, str] = {
     "ingredients": "ingredients:Ingredients",
     "deviations": "deviations:Deviations",
     "suite": "suite:Suite",
+    "shift": "shift:Shift",
 }
 """Name to `module:class` in this package, in the order of the paper."""
 

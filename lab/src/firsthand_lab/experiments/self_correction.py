@@ -77,7 +77,7 @@ class SelfCorrection(Experiment):
         last = {name: _late(curves[name]["cosine"].values) for name in names}
         off = float(curves["wrong model"]["model_gap"].values[:, 0].mean())
         off_late = _late(curves["wrong model"]["model_gap"].values)
-        sooner = _repaired(curves["from scratch"]["tracking_error"], curves["wrong model"]["tracking_error"])
+        sooner = _repair_episode(curves["from scratch"]["tracking_error"], curves["wrong model"]["tracking_error"])
         rows += [
             Comparison(
                 "cosine of the learner's gradient to the true one, wrong model: first episode, last quarter",
@@ -139,7 +139,7 @@ def _late(values: np.ndarray) -> float:
     return float(np.mean(values[:, -(-3 * values.shape[1] // 4) :] if values.shape[1] > 1 else values))
 
 
-def _repaired(scratch: Curves, wrong: Curves) -> str:
+def _repair_episode(scratch: Curves, wrong: Curves) -> str:
     """From which episode on the error, as a running mean of three, is never again beyond `NEAR` times the other's."""
     if len(scratch.episodes) < 3:
         return "–"

@@ -50,7 +50,7 @@ class Study:
         return (self.folder(job) / files.DONE).exists()
 
     def prepare(self, job: Job) -> Path:
-        """The job's folder, ready for a worker. What runs there is `job`, whatever the folder said before."""
+        """The job's folder, ready for a worker. What runs there is `job`, whatever the folder held before."""
         folder = self.folder(job)
         files.write_json(folder / worker.JOB, job.as_dict())
         return folder
@@ -84,9 +84,9 @@ class Study:
         """The data of all jobs, which must be finished."""
         return [Result(job, self.folder(job)) for job in self.jobs]
 
-    def conclude(self) -> Finding:
-        """Draw the conclusion and write it down."""
-        results = self.results()
+    def conclude(self, *, so_far: bool = False) -> Finding:
+        """Draw the conclusion and write it down; `so_far` from the jobs that are finished."""
+        results = [r for r in self.results() if r.finished or not so_far]
         finding = self.experiment.conclude(self.size, results)
         write_finding(self.path, self.experiment, self.size, results, finding)
         return finding

@@ -59,7 +59,7 @@ class Together:
         measured = np.asarray(self._now[1])[:, : task.spec.layout.num_measured]
         rngs = [np.random.Generator(np.random.Philox(key=[seed, self.episode])) for seed in self.seeds]
         plans = [
-            plan_episode(task, take_member(settings, i), self.episode, y, rng)
+            plan_episode(task, take_member(settings, i), self.episode, [(task.trajectories, y)], rng)
             for i, (rng, y) in enumerate(zip(rngs, measured, strict=True))
         ]
         nothing = np.zeros((task.trajectories, task.steps, task.spec.layout.num_commands))

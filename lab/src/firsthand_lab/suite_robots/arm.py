@@ -20,6 +20,8 @@ TORQUE = np.array([60.0, 120.0, 60.0, 20.0, 10.0, 5.0])
 """Nm; holding the arm stretched out takes 70 Nm at the second joint."""
 SPEED = 1.5
 """rad/s, of the servos."""
+STIFFNESS = 30.0
+"""Of the servos' speed loops, 1/(rad/s): gravity makes the joints creep by up to a degree per second."""
 
 _LINKS = (  # axis, offset to the joint, length along z, mass
     ("0 0 1", 0.0, 0.20, 4.0),
@@ -39,8 +41,10 @@ def _model(kind: str) -> str:
             f'<geom type="capsule" fromto="0 0 0 0 0 {length}" size="0.03" mass="{mass}" contype="0" conaffinity="0"/>'
         )
         ends += "</body>"
-    servo = ('<velocity joint="j{i}" kv="{kv}"/>', '<motor joint="j{i}"/>')[kind == "torques"]
-    actuators = "".join(servo.format(i=i, kv=3 * TORQUE[i]) for i in range(6))
+    servo = ('<velocity joint="j{i}" kv="{kv}" forcerange="-{most} {most}"/>', '<motor joint="j{i}"/>')[
+        kind == "torques"
+    ]
+    actuators = "".join(servo.format(i=i, kv=STIFFNESS * TORQUE[i], most=2.5 * TORQUE[i]) for i in range(6))
     return (
         f'<mujoco><option timestep="0.004" integrator="implicitfast"/><worldbody>{bodies}{ends}</worldbody>'
         f"<actuator>{actuators}</actuator></mujoco>"

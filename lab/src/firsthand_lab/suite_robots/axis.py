@@ -11,11 +11,11 @@ import firsthand as fh
 BACKLASH_M, FRICTION = 0.004, 0.15
 """Play between spindle and slide; friction as a share of the largest force."""
 DRIFT_PER_S, SPIKE = 1e-4, 0.002
-"""Of the drifting axis: share of its force lost per second, and share of samples that are off by up to 0.2 m."""
+"""Of the drifting axis: share of its force lost per second, and share of samples that are off by 0.15 m."""
 
 
 class Axis(gymnasium.Env):
-    """Measures where the slide is, once per period, with an encoder of 0.1 mm."""
+    """Measures where the slide is, once per period."""
 
     dt = 0.02
 
@@ -43,10 +43,7 @@ class Axis(gymnasium.Env):
         return self._observe(), 0.0, False, False, {}
 
     def _observe(self):
-        seen = np.round(self.slide, 4)
-        if self.drifts and self.np_random.random() < SPIKE:
-            seen += self.np_random.uniform(-0.2, 0.2)
-        return np.array([seen], np.float32)
+        return np.array([self.slide], np.float32)
 
 
 def _task(name: str, *, drifts: bool) -> fh.GymnasiumTask:
@@ -58,6 +55,7 @@ def _task(name: str, *, drifts: bool) -> fh.GymnasiumTask:
         position_high=0.5,
         rate=0.3,
         measurement_memory=2,
+        sensors=fh.Sensors(resolution=1e-4, outlier_share=SPIKE if drifts else 0.0, outlier_size=0.15),  # an encoder
     )
 
 

@@ -39,8 +39,7 @@ class Joint(gymnasium.Env):
         return self._observe(), 0.0, False, False, {}
 
     def _observe(self):
-        noise = self.np_random.normal(0.0, 0.001)
-        return np.array([self.angle + noise, *self.pressure], np.float32)
+        return np.array([self.angle, *self.pressure], np.float32)
 
 
 task = fh.GymnasiumTask(
@@ -52,4 +51,5 @@ task = fh.GymnasiumTask(
     rate=0.8,
     measurement_memory=1,
     unit="rad",
+    sensors=fh.Sensors(noise=(0.001, 0.0, 0.0)),
 )

@@ -3,12 +3,33 @@
 firsthand train reacher.py:task
 """
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 
 import firsthand as fh
 from firsthand.robots.delay import DelayedCommands
 from firsthand_onboard import PlanarChain, PlanarJoint
+
+START = (0.75, -1.5)
+"""rad, as MuJoCo counts them."""
+
+
+class Reacher(gymnasium.Wrapper):
+    """Begins in the middle of its limits, as far as its noise allows."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("Reacher-v5"))
+
+    def reset(self, *, seed=None, options=None):
+        """The arm bent; Gymnasium begins with it stretched out, where it cannot be moved inward."""
+        super().reset(seed=seed, options=options)
+        env: Any = self.env.unwrapped
+        position = env.data.qpos.copy()
+        position[:2] += START
+        env.set_state(position, 0.0 * env.data.qvel)
+        return env._get_obs(), {}
 
 
 def joints(observation):
@@ -19,7 +40,7 @@ def joints(observation):
 
 task = fh.GymnasiumTask(
     name="reacher",
-    env=lambda: DelayedCommands(gymnasium.make("Reacher-v5"), steps=3),
+    env=lambda: DelayedCommands(Reacher(), steps=3),
     observe=joints,
     positions=(0, 1),
     velocities=(2, 3),

@@ -106,7 +106,7 @@ def conclude(size: Size, results: Sequence[Result]) -> Finding:
         "error": constant.exponent(constant["error"] ** 2),
         "model_error": constant.exponent(constant["model_error"] ** 2),
         "local": constant.exponent(constant["true_norm"] ** 2),
-        "model": constant.exponent(_filled(constant["loss_after"] - constant["loss_best"])),
+        "model": constant.exponent(_fill_gaps(constant["loss_after"] - constant["loss_best"])),
     }
     predicted = max(0.5, (1.0 + growth["error"].mean) / 2.0)
     bounds = np.stack([constant.bound(seed) for seed in seeds])
@@ -208,7 +208,7 @@ def conclude(size: Size, results: Sequence[Result]) -> Finding:
     )
 
 
-def _filled(values: np.ndarray) -> np.ndarray:
+def _fill_gaps(values: np.ndarray) -> np.ndarray:
     """Where nothing was measured, what was measured last (or, before that, first)."""
     filled = values.copy()
     for one in filled:
@@ -326,7 +326,7 @@ def data_figure(constant: Schedule) -> Figure:
     shift.axhline(0.0, color=INK, linewidth=0.9)
     shift.set_ylabel("shift Δ_t, lower bound")
     shift.set_ylim(-0.55, 1.02)
-    regret = np.cumsum(_filled(constant["loss_after"] - constant["loss_best"]), axis=1)
+    regret = np.cumsum(_fill_gaps(constant["loss_after"] - constant["loss_best"]), axis=1)
     largest = float(constant["loss_largest"].max())
     most = np.stack([newest_episode_gap(np.maximum(one, 0.0), largest) for one in constant["shift"]])
     log_scale(

@@ -40,6 +40,7 @@ from firsthand_onboard.policy import NumpyPolicy
 from firsthand_onboard.policy_file import load_policy
 from firsthand_onboard.signing import Signer
 from firsthand_onboard.timing import LockStep
+from readings import Readings
 
 INPUTS = 10_000
 
@@ -141,22 +142,6 @@ def test_the_compiled_policy_finds_the_points_of_a_reference(policy, library):
         points = np.zeros((len(rows), spec.num_outputs), np.float32)
         getattr(library, f"{identifier(spec.robot)}_points")(pointer(reference), len(reference), k, pointer(points))
         np.testing.assert_array_equal(points, reference[rows])
-
-
-class Readings:
-    """A machine that measures what it is told to, whatever is commanded."""
-
-    def __init__(self, measured: np.ndarray) -> None:
-        self.left = list(measured)
-
-    def read(self) -> np.ndarray:
-        return self.left.pop(0)
-
-    def write(self, command: np.ndarray) -> None:
-        """Nothing moves."""
-
-    def neutral(self) -> None:
-        """Nothing moves."""
 
 
 def nothing_missing(measured: np.ndarray) -> None:

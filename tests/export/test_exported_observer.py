@@ -51,6 +51,7 @@ from firsthand_onboard.observer import (
     start,
 )
 from firsthand_onboard.timing import LockStep
+from readings import Readings
 
 STEPS = 3000
 MISSING, NO_COMMAND, CLIPPED, RESTARTED, LOST = 1, 2, 4, 8, 16
@@ -282,22 +283,6 @@ def test_an_estimate_that_is_not_finite_restarts(spec, library):
         compiled.carry.state[: spec.layout.command_start], np.tile(measured[1], num_blocks(spec))
     )
     assert (compiled.carry.restarts == 1).all()
-
-
-class Readings:
-    """A machine that measures what it is told to, whatever is commanded."""
-
-    def __init__(self, measured: np.ndarray) -> None:
-        self.left = list(measured)
-
-    def read(self) -> np.ndarray:
-        return self.left.pop(0)
-
-    def write(self, command: np.ndarray) -> None:
-        """Nothing moves."""
-
-    def neutral(self) -> None:
-        """Nothing moves."""
 
 
 @pytest.mark.parametrize("missing", ["none", "some", "at first"])

@@ -207,6 +207,30 @@ def test_an_sqlite_bag_without_definitions(sqlite_bag: Path, toy_spec: ControlSp
         read_log(damaged, toy_spec, topics=map_file(tmp_path))
 
 
+def test_a_bag_that_would_compute_or_unpack_without_end_is_refused(
+    sqlite_bag: Path, toy_spec: ControlSpec, tmp_path: Path
+) -> None:
+    import sqlite3
+
+    import zstandard
+
+    (file,) = sqlite_bag.glob("*.db3")
+    endless = tmp_path / "endless.db3"
+    endless.write_bytes(file.read_bytes())
+    with sqlite3.connect(endless) as database:
+        database.execute("ALTER TABLE messages RENAME TO others")
+        numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+        database.execute(f"CREATE VIEW messages AS {numbers} SELECT i AS id, 1 AS topic_id, i AS timestamp FROM n")
+    with pytest.raises(UserError, match="its database has a view 'messages', not only tables"):
+        read_log(endless, toy_spec, topics=map_file(tmp_path))
+    bag = tmp_path / "bag"
+    bag.mkdir()
+    (bag / "metadata.yaml").write_text((sqlite_bag / "metadata.yaml").read_text())
+    (bag / "bag.db3.zstd").write_bytes(zstandard.compress(bytes(80 << 20)))
+    with pytest.raises(UserError, match="unpacks to more than 64 MB, which no log does"):
+        read_log(bag, toy_spec, topics=map_file(tmp_path))
+
+
 # LeRobot
 
 
@@ -311,8 +335,21 @@ def test_a_damaged_dataset_gets_one_sentence(toy_spec: ControlSpec, tmp_path: Pa
     file.write_bytes(content[:-20])
     with pytest.raises(UserError, match="is damaged or not a parquet file"):
         read_log(path, toy_spec)
+    import pyarrow
+    import pyarrow.parquet
+
+    table = {"episode_index": [0], "timestamp": [0.0], "action": [[0.1, 0.2]]}
+    bomb = pyarrow.array([np.zeros(1_000_000, np.float32)])
+    pyarrow.parquet.write_table(pyarrow.table({**table, "observation.state": bomb}), file, compression="zstd")
+    assert file.stat().st_size < 10_000
+    with pytest.raises(UserError, match=r"has 1000000 values .* but must have 2 in each of its 1 rows"):
+        read_log(path, toy_spec)
     info = path / "meta" / "info.json"
     for text, words in [
+        (
+            '{"codebase_version": "v3.0", "fps": ' + "9" * 400 + "}",
+            "fps is 99999999999999999999, but must be a positive",
+        ),
         ("{", "is not JSON"),
         ('{"codebase_version": "v9"}', "codebase_version is 'v9', but must be one of v2.0, v2.1, v3.0"),
         ('{"codebase_version": "v3.0", "fps": 0}', "fps is 0, but must be a positive number"),

@@ -274,7 +274,7 @@ def test_bad_mcap(toy_spec: ControlSpec, tmp_path: Path, monkeypatch: pytest.Mon
         return real(name, *arguments, **options)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"pip install 'firsthand\[mcap\]'"):
+    with pytest.raises(UserError, match=r"pip install .* -e '\.\[mcap\]'"):
         read_log(path, toy_spec)
 
 

@@ -22,7 +22,7 @@ SAMPLES = 500
 """Inputs on which rounding is measured."""
 MARGIN = 4.0
 """Over the measured rounding: another compiler, or ONNX, adds in another order, and other inputs round worse."""
-LEAST = 1e-6
+MIN_TOLERANCE = 1e-6
 """Half ranges of the command that are allowed to every policy, and change scales to every observer."""
 CLIPPED_SHARE, MISSING_SHARE = 0.25, 0.1
 """Of the random innovations and measurements."""
@@ -48,7 +48,7 @@ def tolerance(
     found = np.stack(found)
     low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
     off = np.abs(found - exact_commands(spec, layers, states, points, control)) / ((high - low) / 2)
-    return max(LEAST, MARGIN * float(off.max()))
+    return max(MIN_TOLERANCE, MARGIN * float(off.max()))
 
 
 def random_inputs(spec: ControlSpec, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,7 +156,7 @@ def observer_tolerance(spec: ControlSpec, observer: Observer, *, seed: int = 0) 
     double, single = (exact_observations(spec, observer, given, kind) for kind in (np.float64, np.float32))
     unit = np.tile(np.asarray(spec.scales.change_scale), 1 + spec.layout.measurement_memory)
     off = np.abs(single.state[:, :start] - double.state[:, :start]) / unit
-    return max(LEAST, MARGIN * float(off.max()))
+    return max(MIN_TOLERANCE, MARGIN * float(off.max()))
 
 
 def _as_type(parameters: ObserverParameters, kind: Any) -> ObserverParameters:

@@ -27,7 +27,7 @@ from .c_base import (
 from .c_observer import observer_definitions, observer_header, observer_source, observer_test
 from .c_values import c_array, c_number, network_calls, network_tables
 from .card import ModelCard
-from .serial_tip import c_tip
+from .serial_tip import c_error, c_tip
 
 VECTORS = 16
 """Inputs in the test vector."""
@@ -353,15 +353,18 @@ void {name}_output(const float *measured, float *output)
     tracked_output(measured, output);
 }}
 
+/* From one output to another. */
+{c_error(spec.kinematics)}
 /* The policy's input, and the tracked output. */
 static void observe_policy(const float *state, const float *points, float *features, float *tip)
 {{
     int at = robot_features(state, features);
     tracked_output(state, tip);
-    for (int i = 0; i < OUTPUTS; i++) features[at++] = (points[i] - tip[i]) / error_scale[i];
-    for (int p = 1; p < POINTS; p++)
-        for (int i = 0; i < OUTPUTS; i++)
-            features[at++] = (points[p * OUTPUTS + i] - points[i]) / motion_scale[i];
+    for (int p = 0; p < POINTS; p++) {{
+        float error[OUTPUTS];
+        output_error(points + p * OUTPUTS, p ? points : tip, error);
+        for (int i = 0; i < OUTPUTS; i++) features[at++] = error[i] / (p ? motion_scale[i] : error_scale[i]);
+    }}
 }}
 
 {under}

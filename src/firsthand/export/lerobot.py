@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, how_to_install
 from ..logs.lerobot import ACTION, INFO, STATE
 from ..training.run import Run
 from .robot_log import Step, read_steps
@@ -26,7 +26,7 @@ def lerobot_files(run: Run) -> dict[str, bytes]:
     try:
         import pyarrow
     except ImportError:
-        raise UserError("export to LeRobot needs the package pyarrow: pip install 'firsthand[lerobot]'.") from None
+        raise UserError(f"export to LeRobot needs the package pyarrow: {how_to_install('lerobot')}.") from None
     spec = run.description.spec
     outputs = tuple(f"output {i + 1}" for i in range(spec.num_outputs))
     widths = {STATE: spec.layout.measured, ACTION: spec.layout.commands, REFERENCE: outputs, TRACKED: outputs}

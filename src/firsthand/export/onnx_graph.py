@@ -14,9 +14,9 @@ from firsthand_onboard.numpy_observer import Observer
 from firsthand_onboard.observer import num_blocks, predicted_entries
 from firsthand_onboard.policy import Layer
 
-from ..errors import UserError
+from ..errors import UserError, how_to_install
 from .card import ModelCard
-from .serial_tip import onnx_tip
+from .serial_tip import onnx_error, onnx_tip
 
 OPSET = 17
 CARRIED = ("clipped", "missing", "restarts")
@@ -30,7 +30,7 @@ class _Graph:
         try:
             import onnx
         except ImportError:
-            raise UserError("export to ONNX needs the package onnx: pip install 'firsthand[export]'.") from None
+            raise UserError(f"export to ONNX needs the package onnx: {how_to_install('export')}.") from None
         self.onnx = onnx
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
@@ -61,11 +61,11 @@ class _Graph:
             chosen[index] = width + i
         return self.entries(self.node("Concat", tensor, values, axis=1), chosen)
 
-    def shaped(self, tensor: str, *shape: int) -> str:
+    def reshape(self, tensor: str, *shape: int) -> str:
         """0 keeps a dimension, −1 takes what is left."""
         return self.node("Reshape", tensor, self.constant(shape, np.int64))
 
-    def normalised(self, tensor: str, center: Any, scale: Any) -> str:
+    def normalise(self, tensor: str, center: Any, scale: Any) -> str:
         return self.node("Div", self.node("Sub", tensor, self.constant(center)), self.constant(scale))
 
     def is_missing(self, tensor: str) -> str:
@@ -100,11 +100,13 @@ def onnx_model(spec: ControlSpec, layers: Sequence[Layer], card: ModelCard) -> b
     features = _robot_features(graph, spec)
     now = graph.columns("points", 0, 1)
     measured = graph.columns("state", 0, layout.num_measured)
-    error = graph.node("Sub", graph.shaped(now, 0, spec.num_outputs), _output(graph, spec, measured))
+    now = graph.reshape(now, 0, spec.num_outputs)
+    error = onnx_error(graph, spec.kinematics, now, _output(graph, spec, measured))
     features.append(graph.node("Div", error, graph.constant(scales.error)))
-    motion = graph.node("Sub", graph.columns("points", 1, points), now)
-    motion = graph.node("Div", motion, graph.constant(scales.preview))
-    features.append(graph.shaped(motion, 0, (points - 1) * spec.num_outputs))
+    for p in range(1, points):
+        later = graph.reshape(graph.columns("points", p, p + 1), 0, spec.num_outputs)
+        motion = onnx_error(graph, spec.kinematics, later, now)
+        features.append(graph.node("Div", motion, graph.constant(scales.preview)))
     values = graph.node("Concat", *features, axis=1)
     for layer in layers:
         values = graph.node("Tanh", graph.dense(values, layer))
@@ -127,7 +129,7 @@ def observer_model(spec: ControlSpec, observer: Observer, card: ModelCard) -> by
     remembered = graph.columns(state, 0, start)
     expected = newest = graph.columns(state, 0, size)
     if layout.velocity:
-        velocities = graph.entries(graph.shaped(remembered, 0, blocks, size), layout.velocity, axis=2)
+        velocities = graph.entries(graph.reshape(remembered, 0, blocks, size), layout.velocity, axis=2)
         shown = graph.node("Mul", velocities, graph.constant(given.taps))
         shown = graph.node("ReduceSum", shown, graph.constant([1], np.int64), keepdims=0)
         expected = graph.with_entries(newest, size, layout.velocity, shown)
@@ -148,7 +150,7 @@ def observer_model(spec: ControlSpec, observer: Observer, card: ModelCard) -> by
     clipped = graph.node("Where", is_clipped, row, zero)
     clipped = graph.node("Where", is_here, clipped, "clipped")
     broken = graph.node("Cast", graph.is_missing(corrected), to=graph.onnx.TensorProto.FLOAT)
-    broken = graph.node("ReduceMax", graph.shaped(broken, 0, blocks, size), axes=[1], keepdims=0)
+    broken = graph.node("ReduceMax", graph.reshape(broken, 0, blocks, size), axes=[1], keepdims=0)
     restart = graph.node(
         "Or", graph.node("Greater", broken, graph.constant(0.0)), graph.node("Greater", "missing", longest)
     )
@@ -184,7 +186,7 @@ def _predict(graph: _Graph, spec: ControlSpec, observer: Observer) -> str:
     """The model's next state, from `state` and `command`."""
     layout, given, size = spec.layout, observer.parameters, spec.layout.num_measured
     values = graph.node(
-        "Concat", *_robot_features(graph, spec), graph.normalised("command", *_command_range(spec)), axis=1
+        "Concat", *_robot_features(graph, spec), graph.normalise("command", *_command_range(spec)), axis=1
     )
     *hidden, last = given.layers
     for layer in hidden:
@@ -216,16 +218,16 @@ def _robot_features(graph: _Graph, spec: ControlSpec) -> list[str]:
     """`state` with every entry of order one: what is measured, how it changed, and the command memory."""
     layout, scales = spec.layout, spec.scales
     measured = graph.columns("state", 0, layout.num_measured)
-    features = [graph.normalised(measured, scales.measured_center, scales.measured_scale)]
+    features = [graph.normalise(measured, scales.measured_center, scales.measured_scale)]
     if layout.measurement_memory:
         earlier = graph.columns("state", layout.num_measured, layout.command_start)
-        earlier = graph.shaped(earlier, 0, layout.measurement_memory, layout.num_measured)
-        change = graph.node("Sub", graph.shaped(measured, 0, 1, layout.num_measured), earlier)
+        earlier = graph.reshape(earlier, 0, layout.measurement_memory, layout.num_measured)
+        change = graph.node("Sub", graph.reshape(measured, 0, 1, layout.num_measured), earlier)
         change = graph.node("Div", change, graph.constant(scales.change_scale))
-        features.append(graph.shaped(change, 0, layout.measurement_memory * layout.num_measured))
+        features.append(graph.reshape(change, 0, layout.measurement_memory * layout.num_measured))
     commands = graph.columns("state", layout.command_start, layout.size)
     middle, half = (np.tile(part, layout.command_memory) for part in _command_range(spec))
-    return [*features, graph.normalised(commands, middle, half)]
+    return [*features, graph.normalise(commands, middle, half)]
 
 
 def _output(graph: _Graph, spec: ControlSpec, measured: str) -> str:

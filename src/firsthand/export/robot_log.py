@@ -15,7 +15,7 @@ from firsthand_onboard import ControlSpec
 from firsthand_onboard.features import error_size
 from firsthand_onboard.kinematics import output_error, tracked_output
 
-from ..errors import UserError
+from ..errors import UserError, how_to_install
 from ..logs.ros2 import COMMAND_TOPIC, MEASURED_TOPIC, label
 from ..robots import EpisodeRecord
 from ..training.run import Run
@@ -119,7 +119,7 @@ def mcap_log(run: Run) -> bytes:
     try:
         from mcap_ros2.writer import Writer
     except ImportError:
-        raise UserError("export to MCAP needs the package mcap-ros2-support: pip install 'firsthand[mcap]'.") from None
+        raise UserError(f"export to MCAP needs the package mcap-ros2-support: {how_to_install('mcap')}.") from None
     spec, stream = run.description.spec, io.BytesIO()
     layout = spec.layout
     writer = Writer(stream)

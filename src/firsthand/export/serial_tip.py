@@ -1,4 +1,4 @@
-"""The tip of a serial chain as C statements and as ONNX nodes: `firsthand_onboard.serial_chain.serial_output`."""
+"""The tip of a serial chain, and errors of it, as C and as ONNX nodes: `serial_output` and `serial_error`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 
 from firsthand_onboard import SerialChain
 from firsthand_onboard.rotations import SMALL, multiply
+from firsthand_onboard.spec import Kinematics
 
 from .c_values import c_number
 
@@ -49,15 +50,53 @@ def _c_orientation(chain: SerialChain, entries: Sequence[int]) -> list[str]:
             lines.append("e = a; f = b; g = c; h = d;")
         for name, row in zip("abcd", _right_product(following), strict=True):
             lines.append(f"{name} = {_c_sum(row.tolist(), 'efgh')};")
+    return lines + _c_vector(chain, "tip")
+
+
+def _c_vector(chain: SerialChain, out: str) -> list[str]:
+    """Statements from the quaternion a, b, c, d to entries 3, 4, 5 of `out`."""
     lever = c_number(2 * chain.lever)
-    lines += [
+    return [
         f"float factor = a < 0.0f ? -{lever} : {lever}; /* the rotation vector, times the lever */",
         "const float cosine = fmaxf(fabsf(a), 1e-12f), square = b * b + c * c + d * d, sine = sqrtf(square);",
         f"if (square < {c_number(SMALL * SMALL)}) factor *= (1.0f - square / (cosine * cosine) / 3.0f) / cosine;",
         "else factor *= atanf(sine / cosine) / sine;",
-        *(f"tip[{i}] = factor * {name};" for i, name in zip((3, 4, 5), "bcd", strict=True)),
+        *(f"{out}[{i}] = factor * {name};" for i, name in zip((3, 4, 5), "bcd", strict=True)),
     ]
-    return lines
+
+
+def c_error(chain: Kinematics) -> str:
+    """The function `output_error`: `firsthand_onboard.kinematics.output_error`."""
+    head = "static void output_error(const float *wanted, const float *found, float *error)\n{\n"
+    lines = ["for (int i = 0; i < OUTPUTS; i++) error[i] = wanted[i] - found[i];"]
+    if not (isinstance(chain, SerialChain) and chain.lever):
+        return f"{head}    {lines[0]}\n}}\n"
+    lines += [
+        "float p[4], q[4];",
+        "quaternion_of(wanted + 3, p);",
+        "quaternion_of(found + 3, q);",
+        "/* the turn from the one to the other: p times the inverse of q */",
+        "const float a = p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3];",
+        "const float b = p[1] * q[0] - p[0] * q[1] - p[2] * q[3] + p[3] * q[2];",
+        "const float c = p[2] * q[0] - p[0] * q[2] + p[1] * q[3] - p[3] * q[1];",
+        "const float d = p[3] * q[0] - p[0] * q[3] - p[1] * q[2] + p[2] * q[1];",
+        *_c_vector(chain, "error"),
+    ]
+    one, small = c_number(1 / chain.lever), c_number(SMALL * SMALL)
+    quaternion = f"""/* Of a rotation vector times the lever. */
+static void quaternion_of(const float *vector, float *turn)
+{{
+    const float x = {one} * vector[0], y = {one} * vector[1], z = {one} * vector[2];
+    const float square = x * x + y * y + z * z, angle = sqrtf(square);
+    const float factor = square < {small} ? 0.5f - square / 48.0f : sinf(0.5f * angle) / angle;
+    turn[0] = square < {small} ? 1.0f - square / 8.0f : cosf(0.5f * angle);
+    turn[1] = factor * x;
+    turn[2] = factor * y;
+    turn[3] = factor * z;
+}}
+
+"""
+    return quaternion + head + "".join(f"    {line}\n" for line in lines) + "}\n"
 
 
 def _right_product(second: Sequence[float]) -> np.ndarray:
@@ -103,6 +142,41 @@ def _onnx_orientation(graph: Any, chain: SerialChain, position: str) -> str:
             plain = graph.node("Mul", graph.columns(cos, i, i + 1), plain)
             plain = graph.node("Add", plain, graph.node("Mul", graph.columns(sin, i, i + 1), turned))
         turn = plain
+    return _onnx_vector(graph, chain, turn)
+
+
+def onnx_error(graph: Any, chain: Kinematics, wanted: str, found: str) -> str:
+    """Nodes of `firsthand_onboard.kinematics.output_error`, for `(rows, outputs)` of both."""
+    difference = graph.node("Sub", wanted, found)
+    if not (isinstance(chain, SerialChain) and chain.lever):
+        return difference
+    p, q = (_onnx_quaternion(graph, chain, graph.columns(one, 3, 6)) for one in (wanted, found))
+    # p times the inverse of q is linear in each: row k of q's matrix is what multiplies entry k of p.
+    back = graph.node("Mul", q, graph.constant([[1.0, -1.0, -1.0, -1.0]]))
+    turn = None
+    for k, unit in enumerate(np.eye(4)):
+        part = graph.node("MatMul", p, graph.constant(_right_product(unit.tolist()).T))
+        part = graph.node("Mul", graph.columns(back, k, k + 1), part)
+        turn = part if turn is None else graph.node("Add", turn, part)
+    return graph.node("Concat", graph.columns(difference, 0, 3), _onnx_vector(graph, chain, turn), axis=1)
+
+
+def _onnx_quaternion(graph: Any, chain: SerialChain, scaled: str) -> str:
+    """Of rotation vectors times the lever, `(rows, 3)`."""
+    vector = graph.node("Div", scaled, graph.constant(chain.lever))
+    square = graph.node("ReduceSum", graph.node("Mul", vector, vector), graph.constant([1], np.int64), keepdims=1)
+    is_small = graph.node("Less", square, graph.constant(SMALL * SMALL))
+    angle = graph.node("Sqrt", graph.node("Where", is_small, graph.constant(1.0), square))
+    half = graph.node("Mul", angle, graph.constant(0.5))
+    small = graph.node("Sub", graph.constant(0.5), graph.node("Div", square, graph.constant(48.0)))
+    factor = graph.node("Where", is_small, small, graph.node("Div", graph.node("Sin", half), angle))
+    near = graph.node("Sub", graph.constant(1.0), graph.node("Div", square, graph.constant(8.0)))
+    real = graph.node("Where", is_small, near, graph.node("Cos", half))
+    return graph.node("Concat", real, graph.node("Mul", factor, vector), axis=1)
+
+
+def _onnx_vector(graph: Any, chain: SerialChain, turn: Any) -> str:
+    """From quaternions `(rows, 4)` to their rotation vectors times the lever."""
     real, vector = graph.columns(turn, 0, 1), graph.columns(turn, 1, 4)
     is_negative = graph.node("Less", real, graph.constant(0.0))
     sign = graph.node("Where", is_negative, graph.constant(-2 * chain.lever), graph.constant(2 * chain.lever))

@@ -158,3 +158,9 @@ def stretches(
             refused[NO_SUCCESSOR] += 1
         begin = end + 1
     return tuple(found)
+
+
+def first_line(error: Exception) -> str:
+    """What a library says about a damaged file, without the rest of its lines."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

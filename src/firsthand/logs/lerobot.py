@@ -6,7 +6,6 @@ be the robot's, or a topic map says which entry is which: `"boom.position" = "ob
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import numpy as np
 
 from firsthand_onboard import ControlSpec
 
-from ..errors import UserError, suggest
+from ..errors import UserError, how_to_install, suggest
 from ..runs import atomic
-from .base import Log
+from .base import Log, first_line
 from .timed import on_the_period
 from .topics import Source, TopicMap
 from .vectors import join
@@ -27,6 +26,10 @@ STATE, ACTION = "observation.state", "action"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 MAX_ROWS = 50_000_000
 """Rows of one file: a month at 20 Hz."""
+MAX_FPS, MAX_WIDTH = 1e6, 100_000
+"""Of a dataset, and of a feature; no robot has more."""
+MIN_UNPACKED = 1 << 20
+"""Bytes to which a column may unpack in any case."""
 BATCH = 65_536
 
 
@@ -40,7 +43,7 @@ def read_lerobot(path: Path, spec: ControlSpec, topics: TopicMap | None = None) 
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
-        raise UserError(f"reading {path} needs the package pyarrow: pip install 'firsthand[lerobot]'.") from None
+        raise UserError(f"reading {path} needs the package pyarrow: {how_to_install('lerobot')}.") from None
     info = _info(path)
     features = info["features"]
     wanted = topics or _named_map(path, features, spec)
@@ -60,15 +63,11 @@ def read_lerobot(path: Path, spec: ControlSpec, topics: TopicMap | None = None) 
         except OSError as error:
             raise UserError(f"cannot read {file}: {atomic.cause(error)}.") from error
         except Exception as error:  # whatever pyarrow raises on a damaged file
-            raise UserError(f"{file} is damaged or not a parquet file: {_first_line(error)}.") from None
+            raise UserError(f"{file} is damaged or not a parquet file: {first_line(error)}.") from None
     rows = np.concatenate(tables)
     if not len(rows):
         raise UserError(f"{path} has no frame.")
     return join(str(path), digest.hexdigest(), _episodes(path, digest.hexdigest(), spec, rows, info["fps"]))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _episodes(path: Path, digest: str, spec: ControlSpec, rows: np.ndarray, fps: float) -> list[Log]:
@@ -106,8 +105,8 @@ def _info(path: Path) -> dict[str, Any]:
     if version not in VERSIONS:
         raise UserError(f"{file}: codebase_version is {version!r}, but must be one of {', '.join(VERSIONS)}.")
     fps, features = info.get("fps"), info.get("features")
-    if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < math.inf:
-        raise UserError(f"{file}: fps is {fps!r}, but must be a positive number.")
+    if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps <= MAX_FPS:
+        raise UserError(f"{file}: fps is {str(fps)[:20]}, but must be a positive number of at most {MAX_FPS:g}.")
     if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
         raise UserError(f"{file}: features is not an object with an entry per feature.")
     return info
@@ -147,7 +146,7 @@ def _place(path: Path, features: dict[str, Any], source: Source) -> int:
         )
     feature = features[source.topic]
     shape, names = feature.get("shape"), _names(feature)
-    if not (isinstance(shape, list) and len(shape) == 1 and isinstance(shape[0], int)):
+    if not (isinstance(shape, list) and len(shape) == 1 and isinstance(shape[0], int) and 0 < shape[0] <= MAX_WIDTH):
         raise UserError(f"{path}: {source.topic} has the shape {shape}, but must be a list of numbers.")
     if source.field in names:
         return names.index(source.field)
@@ -170,6 +169,7 @@ def _table(file: Path, sources: Sequence[Source], places: Sequence[int], feature
             raise UserError(f"{file} has no column {lacking[0]!r}; it has {', '.join(there)}.")
         if opened.metadata.num_rows > MAX_ROWS:
             raise UserError(f"{file} has {opened.metadata.num_rows} rows, and at most {MAX_ROWS} are read.")
+        _check_size(file, opened.metadata, columns, features)
         parts = []
         for batch in opened.iter_batches(BATCH, columns=columns):
             found = {name: _numbers(file, name, batch.column(name), features.get(name)) for name in columns}
@@ -180,13 +180,37 @@ def _table(file: Path, sources: Sequence[Source], places: Sequence[int], feature
     return np.concatenate(parts) if parts else np.zeros((0, 2 + len(sources)))
 
 
+def _check_size(file: Path, metadata: Any, columns: Sequence[str], features: dict[str, Any]) -> None:
+    """Refuse columns that unpack to far more than their rows can hold: a few bytes may stand for gigabytes."""
+    for name in columns:
+        width = _width(features.get(name))
+        parts = [
+            part
+            for group in range(metadata.num_row_groups)
+            for part in map(metadata.row_group(group).column, range(metadata.num_columns))
+            if part.path_in_schema == name or part.path_in_schema.startswith(f"{name}.")
+        ]
+        values, size = sum(part.num_values for part in parts), sum(part.total_uncompressed_size for part in parts)
+        if values > width * metadata.num_rows or size > MIN_UNPACKED + 16 * width * metadata.num_rows:
+            raise UserError(
+                f"{file}: {name} has {values} values in {size} bytes, but must have {width} in each of its "
+                f"{metadata.num_rows} rows, as {INFO} says."
+            )
+
+
+def _width(feature: dict[str, Any] | None) -> int:
+    """How many numbers a feature has in a row."""
+    shape = (feature or {}).get("shape", [1])
+    return shape[0] if isinstance(shape, list) and shape and isinstance(shape[0], int) else 1
+
+
 def _numbers(file: Path, name: str, column: Any, feature: dict[str, Any] | None) -> np.ndarray:
     """A column as rows of numbers; not a number where a value is missing."""
     import pyarrow
 
     width = 1
     if pyarrow.types.is_list(column.type) or pyarrow.types.is_fixed_size_list(column.type):
-        width = (feature or {}).get("shape", [1])[0]
+        width = _width(feature)
         flat = column.flatten()
         if column.null_count or len(flat) != width * len(column):
             raise UserError(f"{file}: {name} must have {width} numbers in every row, as {INFO} says.")

@@ -20,9 +20,9 @@ import numpy as np
 
 from firsthand_onboard import ControlSpec
 
-from ..errors import UserError
+from ..errors import UserError, how_to_install
 from ..runs import atomic
-from .base import Log
+from .base import Log, first_line
 from .ros2 import COMMAND_TOPIC, MEASURED_TOPIC, Channel, own_map, read_messages
 from .timed import on_the_period
 from .topics import TopicMap
@@ -72,7 +72,7 @@ def read_mcap_files(path: Path, files: list[Path], spec: ControlSpec, topics: To
         import mcap_ros2._dynamic  # noqa: F401
     except ImportError:
         raise UserError(
-            f"reading {path} needs the packages mcap and mcap-ros2-support: pip install 'firsthand[mcap]'."
+            f"reading {path} needs the packages mcap and mcap-ros2-support: {how_to_install('mcap')}."
         ) from None
     seen: dict[str, None] = {}
     digests = []
@@ -99,7 +99,7 @@ def read_mcap_files(path: Path, files: list[Path], spec: ControlSpec, topics: To
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
     except Exception as error:  # the library lets through whatever its decoders and decompressors raise
-        raise UserError(f"{path} is damaged or not an MCAP file: {str(error) or type(error).__name__}.") from None
+        raise UserError(f"{path} is damaged or not an MCAP file: {first_line(error)}.") from None
     raise UserError(
         f"{path} has no message on the topic {TOPIC!r} or {MEASURED_TOPIC!r}; "
         f"it has {', '.join(sorted(seen)) or 'none'}: "

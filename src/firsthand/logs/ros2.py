@@ -127,7 +127,7 @@ def _rows(path: str, sha256: str, spec: ControlSpec, topics: TopicMap, samples: 
             if column >= spec.layout.num_measured:
                 columns[:, column] = _held(own, values_j, time, topics.hold_s)
             else:
-                columns[:, column] = values_j if topic == lead else _interpolated(own, values_j, time, spec.period_s)
+                columns[:, column] = values_j if topic == lead else _interpolate(own, values_j, time, spec.period_s)
     split = spec.layout.num_measured
     others = sorted({topic for topic in topics.topics if topic != lead})
     same = all(np.array_equal(clocks[topic], time) for topic in others)
@@ -135,7 +135,7 @@ def _rows(path: str, sha256: str, spec: ControlSpec, topics: TopicMap, samples: 
     return on_the_period(spec, path, sha256, time, columns[:, :split], columns[:, split:], note)
 
 
-def _interpolated(own: np.ndarray, values: np.ndarray, time: np.ndarray, period_s: float) -> np.ndarray:
+def _interpolate(own: np.ndarray, values: np.ndarray, time: np.ndarray, period_s: float) -> np.ndarray:
     """Values at other times; not a number where the neighbours lie far apart or on one side only."""
     rising = np.concatenate([[True], np.diff(own) > 0])
     own, values = own[rising], values[rising]

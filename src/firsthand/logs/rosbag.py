@@ -5,17 +5,19 @@ whole, are opened by the package rosbags. Where a bag lacks the definitions of i
 do, the standard types of ROS 2 Humble are used.
 """
 
+import contextlib
 import hashlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from firsthand_onboard import ControlSpec
 
-from ..errors import UserError
+from ..errors import UserError, how_to_install
 from ..runs import atomic
-from .base import Log
-from .mcap import read_mcap_files
+from .base import Log, first_line
+from .mcap import MAX_RATIO, MAX_UNPACKED, read_mcap_files
 from .ros2 import COMMAND_TOPIC, MEASURED_TOPIC, Channel, own_map, read_messages
 from .topics import TopicMap
 
@@ -40,11 +42,18 @@ def read_bag(path: Path, spec: ControlSpec, topics: TopicMap | None = None) -> L
         from rosbags.rosbag2 import Reader
     except ImportError:
         raise UserError(
-            f"reading {path} needs the packages rosbags and mcap-ros2-support: pip install 'firsthand[ros2]'."
+            f"reading {path} needs the packages rosbags and mcap-ros2-support: {how_to_install('ros2')}."
         ) from None
     try:
         digest = _digest(files)
+        for file in files:
+            _check_storage(file)
         with Reader(path) as reader:
+            if getattr(reader, "compression_mode", None) == "message":
+                raise UserError(
+                    f"{path} has messages that are compressed one by one, which is not read; convert it, "
+                    "for example with `ros2 bag convert`."
+                )
             there = sorted({connection.topic for connection in reader.connections})
             wanted = own_map(spec) if topics is None else topics
             if topics is None and not {MEASURED_TOPIC, COMMAND_TOPIC} <= set(there):
@@ -58,7 +67,25 @@ def read_bag(path: Path, spec: ControlSpec, topics: TopicMap | None = None) -> L
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
     except Exception as error:  # whatever the package and its database raise
-        raise UserError(f"{path} is damaged or not a rosbag2: {str(error) or type(error).__name__}.") from None
+        raise UserError(f"{path} is damaged or not a rosbag2: {first_line(error)}.") from None
+
+
+def _check_storage(file: Path) -> None:
+    """Refuse files that unpack to far more than their size, and databases that hold more than tables."""
+    if file.suffix == ".zstd":
+        import zstandard
+
+        allowed, found = MAX_UNPACKED + MAX_RATIO * file.stat().st_size, 0
+        with atomic.open_to_read(file) as stream, zstandard.ZstdDecompressor().stream_reader(stream) as unpacked:
+            while part := unpacked.read(1 << 20):
+                found += len(part)
+                if found > allowed:
+                    raise UserError(f"{file} unpacks to more than {allowed >> 20} MB, which no log does.")
+    elif file.suffix == ".db3":
+        with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            others = database.execute("SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index')")
+            if (other := others.fetchone()) is not None:  # a view may compute without end
+                raise UserError(f"{file} is no rosbag2: its database has a {other[0]} {other[1]!r}, not only tables.")
 
 
 def _messages(reader: Any, topics: TopicMap) -> Iterator[tuple[Channel, int, bytes]]:

@@ -31,7 +31,7 @@ def read_npz(path: Path, spec: ControlSpec, columns: VectorColumns = VectorColum
     """The log in a numpy archive; nothing in it is unpickled."""
     arrays, digest = load_arrays(path)
     _check_velocity(path, list(arrays), spec, columns)
-    names = _wanted(spec, columns)
+    names = _wanted_columns(spec, columns)
     table = {name: _column(path, arrays, name, width) for name, width in names.items()}
     rows = {len(values) for values in table.values()}
     if len(rows) > 1:
@@ -53,7 +53,7 @@ def read_vector_csv(path: Path, spec: ControlSpec, columns: VectorColumns) -> Lo
     header = [name.strip() for name in rows[0]] if rows else []
     _check_velocity(path, header, spec, columns)
     table = {}
-    for name, width in _wanted(spec, columns).items():
+    for name, width in _wanted_columns(spec, columns).items():
         if name not in header:
             raise _missing(path, name, header)
         at = header.index(name)
@@ -110,7 +110,7 @@ def _log(path: Path, digest: str, spec: ControlSpec, columns: VectorColumns, tab
     )
 
 
-def _wanted(spec: ControlSpec, columns: VectorColumns) -> dict[str, int]:
+def _wanted_columns(spec: ControlSpec, columns: VectorColumns) -> dict[str, int]:
     layout = spec.layout
     wanted = {columns.time: 1, columns.position: len(layout.position), columns.command: layout.num_commands}
     return wanted | ({columns.velocity: len(layout.velocity)} if layout.velocity else {})
@@ -157,6 +157,6 @@ def _slices(ends: np.ndarray, rows: int) -> list[slice]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return atomic.read_bytes(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error

@@ -26,7 +26,7 @@ help:
 	@echo "make check-arm64   are there wheels for the robot's side on arm64, for Python 3.10 to 3.13?"
 	@echo "make lint    ruff and pyright alone; make format lets ruff correct what it can"
 	@echo "make peers   set up what \`firsthand compare\` needs: PyTorch and other learners (1 GB or more)"
-	@echo "make bench   the benchmarks (slow)"
+	@echo "make bench   how fast update, plants, export, observer and link are, as ratios of one run (slow)"
 	@echo "make soak    kills, cuts and floods against the onboard program, many times (slow)"
 
 train: $(READY)
@@ -50,9 +50,9 @@ format: $(TEST_READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)
-	$(BIN)/python benchmarks/plant_speed.py
-	$(BIN)/python benchmarks/update_cost.py
+# The link is measured with a rig of the tests.
+bench: $(TEST_READY)
+	$(BIN)/python benchmarks/speed.py --out build/speed.json
 
 # Real processes killed and links cut, many times: half an hour. Small forms of the same are in `make test`.
 soak: $(TEST_READY)
@@ -86,7 +86,7 @@ $(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml constraints.t
 # Everything in one installation, also what $(READY) stands for.
 $(TEST_READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml lab/pyproject.toml constraints.txt
 	scripts/install_browser.sh
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[test,lint]' -e 'lab[ray]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e onboard -e '.[test,lint]' -e 'lab[ray,soft-robots,mpc]'
 	@touch $(READY) $@
 
 $(PAGE_READY): $(READY)

@@ -3,6 +3,8 @@
 # Arguments go to pytest.
 cd "$(dirname "$0")/.." || exit 2
 bin=.venv/bin
+# Two workers and some hundred processes import the same modules: let Python keep what it has compiled.
+unset PYTHONDONTWRITEBYTECODE
 $bin/ruff check . || exit 1
 $bin/ruff format --check --quiet . || { echo "Not formatted as above: \`make format\` does it."; exit 1; }
 types=$(mktemp)

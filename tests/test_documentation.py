@@ -4,6 +4,7 @@ The Python blocks of a page run one after the other, as a reader would type them
 run has the reason in the line above: `<!-- not run: REASON -->`.
 """
 
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
@@ -105,3 +106,40 @@ def understand(command: list[str], where: str) -> None:
             onboard_parser().parse_args(arguments)
     except (SystemExit, UserError) as error:
         pytest.fail(f"{where}: `{' '.join(command)}` is not understood: {error}")
+
+
+def script(name: str) -> Any:
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_sentences_are_short() -> None:
+    lengths = script("long_sentences")
+    averages = {page.name: lengths.average(page.read_text()) for page in lengths.pages()}
+    averages["results.md"] -= 3  # numbers with the conditions under which they were measured
+    assert {name: round(words, 1) for name, words in averages.items() if words > lengths.AVERAGE} == {}
+
+
+def test_how_sentences_are_counted() -> None:
+    lengths = script("long_sentences")
+    page = "# Heading\n\nOne [link with](x.md) `code --option` here. Two; with\na semicolon.\n\n| a |\n\n- An item.\n"
+    assert list(lengths.sentences(page)) == [
+        (3, "One link with CODE here."),
+        (3, "Two; with a semicolon."),
+        (8, "An item."),
+    ]
+    assert lengths.words("5 cm – about 2 in") == 5
+    assert lengths.average(page) == pytest.approx((5 + 4 + 2) / 3)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page == "README.md" or page.startswith("docs/")])
+def test_lines_are_short(page: str) -> None:
+    """Tables and addresses cannot be broken."""
+    outside = re.sub(r"(?ms)^```.*?^```$", lambda block: "\n" * block[0].count("\n"), (ROOT / page).read_text())
+    whole = re.compile(r"^\s*\||^    |\]\(|https?:|^\S+$")
+    assert [n for n, line in enumerate(outside.splitlines(), 1) if len(line) > 100 and not whole.search(line)] == []

@@ -142,6 +142,7 @@ def test_the_ros2_node_starts_what_the_program_understands() -> None:
     given = onboard_parser().parse_args(command[3:])
     assert given.machine == "firsthand_onboard.ros2:Ros2Machine"
     assert given.limits == Path("limits.json")
+    assert onboard_parser().parse_args(node.serve_command(parameters)[3:]).stop_lag == 0.5  # or it would be refused
     assert node.point_in_space((1.0, 2.0), "xz") == (1.0, 0.0, 2.0)
     assert node.point_in_space((1.0, 2.0, 3.0), "xz") == (1.0, 2.0, 3.0)
     process = subprocess.Popen(["sleep", "30"])

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -224,6 +226,21 @@ def test_resuming_as_another_robot(run: Path, refusal: Callable) -> None:
 def test_resuming_for_fewer_episodes_than_there_are(run: Path, refusal: Callable) -> None:
     said = refusal(*resume("--out", run, "--episodes", "3"))
     assert said == f"episodes is 3, but {run} has {EPISODES} already; give at least as many."
+
+
+def test_a_place_that_is_taken_is_refused_before_a_base_is_identified(
+    run: Path, refusal: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firsthand.cli.train.Train._find_base", lambda *_: pytest.fail("the robot was moved"))
+    assert "already holds a run" in refusal("train", "excavator", "--base", "pi", "--out", run)
+
+
+def test_a_field_that_a_task_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import firsthand as fh\ntask = fh.GymnasiumTask(env=None, rates=1.0)\n")
+    command = [sys.executable, "-m", "firsthand", "check", "mine.py:task"]  # in a process of its own: no type checker
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "line 2: GymnasiumTask has no field 'rates' (did you mean 'rate'?)." in found.stderr
 
 
 def test_places_where_no_run_can_start(run: Path, refusal: Callable) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from firsthand.cli.check import Check
 from firsthand.cli.new import New
 from firsthand.robots.preflight import Verdict, check_robot
 from firsthand.robots.registry import NamedRobot, find_robot
+from firsthand.robots.starting_file import gymnasium_text, log_text
 from firsthand_onboard import SelectedOutput
 
 ROOT = Path(__file__).parents[2]
@@ -58,13 +60,14 @@ def test_a_gymnasium_id(folder):
 
 def test_a_log(folder):
     rows = [f"{0.04 * i:.2f},{np.sin(i / 9):.4f},{np.cos(i / 9):.4f},{np.sin(i / 5):.3f},on" for i in range(200)]
-    Path("log.csv").write_text("\n".join(["time,boom.position,boom.velocity,boom valve,mode", *rows]))
+    Path("log.csv").write_text("\n".join(["time,boom.position [m],boom.velocity (m/s),boom valve,mode", *rows]))
     assert New(Path("my_robot.py"), csv=Path("log.csv")).run() == 0
     task = find_robot("my_robot.py:task", approve=True).task
     assert task.spec.period_s == pytest.approx(0.04)
     assert len(task.spec.layout.position) == len(task.spec.layout.velocity) == len(task.spec.layout.commands) == 1
     assert task.spec.limits.position_low[0] == pytest.approx(-1.04, abs=0.01)
-    assert New(Path("other.py"), csv=Path("log.csv"), commands=("boom.velocity",)).run() == 0
+    assert (task.spec.layout.measured_units, task.spec.layout.command_units) == (("m", "m/s"), ("",))
+    assert New(Path("other.py"), csv=Path("log.csv"), commands=("boom.velocity (m/s)",)).run() == 0
 
 
 def test_a_log_with_infinite_values_and_names_of_any_alphabet(folder):
@@ -99,7 +102,7 @@ BAD = {
     "other options": (New(Path("a.py"), gymnasium="x", tip="y"), "--tip belongs to --urdf"),
     "suffix": (New(Path("a.txt"), gymnasium="x"), "a.txt, but its name must end in .py"),
     "there already": (New(Path("here.py"), gymnasium="x"), "here.py is there already and is not replaced"),
-    "no environment": (New(Path("a.py"), gymnasium="Nothing-v9"), "gymnasium.make.*fails"),
+    "no environment": (New(Path("a.py"), gymnasium="Nothing-v9"), "gymnasium.make.*fails.*give MODULE:ID"),
     "discrete": (New(Path("a.py"), gymnasium="CartPole-v1"), "actions must be continuous"),
     "no log": (New(Path("a.py"), csv=Path("none.csv")), "there is no log none.csv"),
     "no header": (New(Path("a.py"), csv=Path("numbers.csv")), "must begin with a line of column names"),
@@ -183,3 +186,29 @@ def test_hardware_is_not_looked_at(reach, monkeypatch):
     monkeypatch.setattr(NamedRobot, "make", lambda self: Real())
     (row,) = preflight._look_at_robot(reach)
     assert row.verdict is Verdict.NOTE
+
+
+def test_an_environment_of_your_own_is_found_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "belt_of_mine.py").write_text(
+        "import gymnasium\n"
+        "from firsthand.robots.servo_axes import ServoAxes\n"
+        "def make():\n"
+        "    return ServoAxes(low=[0.0], high=[1.0], speed=1.0, period_s=0.1)\n"
+        "gymnasium.register(id='BeltOfMine-v0', entry_point=make)\n"
+    )
+    monkeypatch.chdir(tmp_path.parent)  # not where the module lies
+    before = list(sys.path)
+    text = gymnasium_text(str(tmp_path / "belt.py"), "belt_of_mine:BeltOfMine-v0")
+    assert 'gymnasium.make("belt_of_mine:BeltOfMine-v0")' in text
+    assert sys.path == before
+
+
+def test_units_in_a_header_are_no_part_of_a_name(tmp_path: Path) -> None:
+    log = tmp_path / "tank.csv"
+    log.write_text("time,level [m],pump [V]\n" + "".join(f"{k / 2},{k % 7},{k % 3}\n" for k in range(30)))
+    text = log_text(str(tmp_path / "tank.py"), log)
+    assert 'POSITIONS = ("level",)' in text
+    assert 'COMMANDS = ("pump",)' in text
+    assert 'units=("m",)' in text
+    log.write_text("time,x [m],x [rad],u\n" + "".join(f"{k / 2},{k % 7},{k % 5},{k % 3}\n" for k in range(30)))
+    assert 'POSITIONS = ("x [m]", "x [rad]")' in log_text(str(tmp_path / "x.py"), log, commands=("u",))

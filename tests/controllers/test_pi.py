@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from firsthand.controllers.pi import GAIN_FACTORS, Axis, GainSearch, episodes_for_tuning, pi_base, require_chain
+from firsthand.controllers.pi import GAIN_FACTORS, Axis, GainSearch, episodes_for_tuning, pi_base
 from firsthand.errors import UserError
 from firsthand.tasks import excavator_task, soft_arm_task
+from firsthand_onboard import PlanarChain
 from firsthand_onboard.kinematics import chain_jacobian, chain_points
 
 
@@ -37,7 +38,8 @@ def test_gains_follow_the_rule():
 
 def test_joint_speeds_move_the_tip_as_the_reference_moves():
     task = excavator_task()
-    spec, chain, position = task.spec, require_chain(task.spec), np.asarray(task.home)
+    spec, chain, position = task.spec, task.spec.kinematics, np.asarray(task.home)
+    assert isinstance(chain, PlanarChain)
     base = pi_base(spec, (axis(),) * 4)._replace(ahead_s=np.zeros(4))
     velocity = np.asarray([0.3, -0.2])
     times = np.asarray([0, *spec.preview])[:, None] * spec.period_s

@@ -135,4 +135,4 @@ def test_without_the_extra_it_is_named(tmp_path):
     command = [sys.executable, "-c", BLOCK, "dashboard", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
-    assert "firsthand[dashboard]" in done.stderr
+    assert "-e '.[dashboard]'" in done.stderr

@@ -30,7 +30,7 @@ def test_history_knows_missing_fields_and_counts_the_last_episodes():
     np.testing.assert_array_equal(run.column("tracking_error"), [1.0, np.nan, 3.0])
     assert np.isnan(run.column("radius")).all()
     assert [history("a", [1.0] * n).num_recent for n in (1, 8, 40, 400)] == [1, 2, 10, 10]
-    assert history("a", [9.0] * 6 + [2.0, 4.0]).recent("tracking_error") == 3.0
+    assert history("a", [9.0] * 6 + [2.0, 4.0]).recent_mean("tracking_error") == 3.0
 
 
 def test_learning_curves_of_several_runs():

@@ -393,7 +393,7 @@ def place(env, position):
 
 rest = {"positions": (0,), "position_low": -1.0, "position_high": 1.0, "rate": 0.8, "steps": 8, "trajectories": 2}
 rest |= {"command_memory": 1, "preview": (1, 2), "hidden": (8,)}
-real = GymnasiumTask(env=Counted, hardware=True, **rest)
+real = GymnasiumTask(env=Counted, hardware=True, stopping={"lag_s": 0.3}, **rest)
 short = GymnasiumTask(env=Short, place=place, evaluation=lambda speed: {"[/x]": np.zeros((30, 1))}, **rest)
 """
 

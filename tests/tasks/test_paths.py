@@ -84,7 +84,7 @@ def test_the_square_stops_at_its_corners_and_stays_on_its_sides():
 
 
 def test_a_short_way_is_travelled_at_a_lower_peak():
-    distance = paths.travelled(0.3, 1.0, PERIOD)
+    distance = paths.travelled_distance(0.3, 1.0, PERIOD)
     assert distance[0] == 0.0
     assert distance[-1] == pytest.approx(0.3, abs=1e-12)
     assert np.max(np.diff(distance)) / PERIOD <= 0.3 * 1.01

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .training.presets import PRESETS as PRESETS
     from .training.presets import preset as preset
     from .training.run import Run as Run
+    from .training.work.session import WorkSession as WorkSession
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _PLACES = {
     "export_policy": "._api",
     "RunResult": "._api",
     "Run": ".training.run",
+    "WorkSession": ".training.work.session",
     "Callback": ".training.parts",
     "Settings": ".agent.settings",
     "PRESETS": ".training.presets",
@@ -97,6 +99,7 @@ __all__ = [
     "Settings",
     "Task",
     "UserError",
+    "WorkSession",
     "__version__",
     "check_plant",
     "closed_loop_gradient",

@@ -12,6 +12,11 @@ class UserError(Exception):
         return "".join(c if c.isprintable() else " " for c in super().__str__())
 
 
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra of firsthand, as the documentation gives it."""
+    return f"pip install -c constraints.txt -e onboard -e '.[{extra}]' (in firsthand's own folder)"
+
+
 def suggest(word: str, known: "list[str] | tuple[str, ...]") -> str:
     """` (did you mean 'x'?)` for the known word nearest to `word`, or an empty string when none is near."""
     from difflib import get_close_matches

@@ -95,6 +95,12 @@ def number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}"
 
 
+def three_digits(value: float) -> str:
+    """A number with about three digits in all, at most four of them after the point."""
+    size = abs(value)
+    return number(value, 4 if not 0 < size < math.inf else min(max(2 - math.floor(math.log10(size)), 0), 4))
+
+
 def duration(seconds: float) -> str:
     """Time for people: 50 s, 8.3 min, 2.5 h."""
     if seconds < 120:

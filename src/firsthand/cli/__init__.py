@@ -9,7 +9,7 @@ import tyro
 
 from .. import __version__
 from ..cache import cache_folder
-from ..errors import UserError
+from ..errors import UserError, suggest
 from .characterize import Characterize
 from .check import Check
 from .dashboard import Dashboard
@@ -77,12 +77,23 @@ def parse_command(arguments: list[str]) -> Any:
     """The command that these arguments ask for; `run` carries it out. An unknown option exits with code 2."""
     check_laboratory(arguments)
     check_options(arguments)
+    commands = COMMANDS | laboratory_commands()
+    known = ", ".join(commands)
+    if not arguments:
+        raise UserError(f"no command was given; there are {known}, and `firsthand --help` says more.")
+    if not arguments[0].startswith("-") and arguments[0] not in commands:
+        meant = suggest(arguments[0], tuple(commands))
+        raise UserError(f"there is no command {arguments[0]!r}{meant}; there are {known}; see `firsthand --help`.")
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+    if (chosen := commands.get(arguments[0])) is not None:
+        # Its options alone: to set up those of every command takes longer than many commands do.
+        return tyro.cli(chosen, prog=f"firsthand {arguments[0]}", args=arguments[1:], config=config)
     return tyro.extras.subcommand_cli_from_dict(
-        COMMANDS | laboratory_commands(),
+        commands,
         prog="firsthand",
         description=f"{DESCRIPTION} {laboratory_hint()}".rstrip(),
         args=arguments,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
+        config=config,
     )
 
 

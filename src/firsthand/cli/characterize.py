@@ -67,10 +67,10 @@ class Characterize:
 def _measurements(robot: str) -> "dict[str, Callable[[], list[Row]]]":
     """What measures the responses of each plant that `robot` means."""
     if robot == "soft-arm":
-        from ..plants.soft_arm import SoftArm
+        from ..plants.soft_arm import ArmEffects, SoftArm
         from ..plants.soft_arm.characterize import characterize as characterize_soft_arm
 
-        return {robot: lambda: characterize_soft_arm(SoftArm())}
+        return {robot: lambda: characterize_soft_arm(SoftArm(effects=ArmEffects()))}
     from ..plants.excavator import ExcavatorFlow, ExcavatorPressure, ExcavatorRealistic
     from ..plants.excavator.characterize import characterize
     from ..plants.excavator.characterize_effects import effect_rows

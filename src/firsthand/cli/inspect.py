@@ -104,7 +104,7 @@ class _Bar:
 
         from ..console import console
 
-        self.period_s, self.said = period_s, ""
+        self.period_s, self.shown = period_s, ""
         self.progress = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.fields[left]}"),
@@ -131,9 +131,9 @@ class _Bar:
         left = f"{minutes}:{seconds:02} of robot time left"
         if self.live:
             self.progress.update(self.bar, completed=done, description=doing, left=left)
-        elif doing.split(":")[0] != self.said:
-            self.said = doing.split(":")[0]
-            notify(f"{self.said} · {left}")
+        elif doing.split(":")[0] != self.shown:
+            self.shown = doing.split(":")[0]
+            notify(f"{self.shown} · {left}")
 
 
 def _print(inspection: Any) -> None:
@@ -169,7 +169,7 @@ def _print(inspection: Any) -> None:
     console.print(table)
     for field, why in inspection.proposal.reasons.items():
         console.print(Text.assemble((field, "bold"), f": {why}"))
-    console.print("\nTo paste into the control specification:\n")
+    console.print("\nTo paste into the GymnasiumTask (from firsthand_onboard import Scales):\n")
     print(inspection.proposal.snippet(inspection.spec))
     print()
     if inspection.stopping is not None:

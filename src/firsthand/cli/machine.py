@@ -29,6 +29,8 @@ class Machine:
     """Load at the tool in kg."""
     seed: int = 0
     """Seed of what is random in it."""
+    vary: float = 0.0
+    """Another machine of the kind: valves, pump and pressures differ by this share, up or down as --seed decides."""
     log: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """A line of JSON for everything that happens."""
     spec: bool = False
@@ -51,9 +53,13 @@ class Machine:
                 raise UserError(f"{name} is {getattr(self, name)}, but must be a positive number.")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}, but must lie between 0 and {2**32 - 1}.")
+        if not 0 <= self.vary <= 0.2:
+            raise UserError(f"vary is {self.vary}, but must lie between 0 and 0.2.")
         if not 0 <= self.payload <= HEAVIEST_KG:  # NaN is not inside either
             raise UserError(f"payload is {self.payload} kg, but must lie between 0 and {HEAVIEST_KG:.0f}.")
         try:
-            return run_plant(plant_of(found, payload_kg=self.payload, seed=self.seed), Namespace(**vars(self)))
+            return run_plant(
+                plant_of(found, payload_kg=self.payload, seed=self.seed, vary=self.vary), Namespace(**vars(self))
+            )
         except SpecError as error:
             raise UserError(f"{error}.") from None

@@ -25,7 +25,8 @@ class New:
     base: _Name = None
     """With --urdf: the link in whose frame it is tracked; by default the root."""
     gymnasium: Annotated[str | None, arg(metavar="ID", help_behavior_hint="")] = None
-    """A Gymnasium environment by its id, Pendulum-v1 for example. It is made and reset once."""
+    """A Gymnasium environment by its id, Pendulum-v1 for example, or crane:Crane-v0 for one that crane.py registers.
+    It is made and reset once."""
     csv: _File = None
     """A log with a header: names, ranges and control period are taken from it."""
     commands: Annotated[tuple[str, ...], arg(metavar="NAME...", help_behavior_hint="")] = ()

@@ -18,19 +18,21 @@ from ..console import notify
 from ..errors import UserError
 from ..evaluation import Evaluation, can_go_back
 from ..evaluation.oracle import OracleBudget, OracleResult, cached_oracle, store_oracle, train_oracle
-from ..evaluation.published import published
+from ..evaluation.published import published_results
 from ..report.gather import first_middle_last, kept_policy_name
+from ..report.page import metric_texts
 from ..robots import AbstractRobot
 from ..robots.registry import NamedRobot
+from ..robots.user_file import name_for_titles
 from ..training.prior import Prior
 from ..training.run import Run
-from ..units import METRES, NO_UNIT, Unit, unit_of
+from ..units import NO_UNIT, Unit, unit_of
 
 
 def print_evaluation(robot: str, unit: Unit, result: Evaluation, oracle: OracleResult | None) -> None:
     """The metrics of table 1, per reference and together, beside the paper's columns."""
     # No frame, so that it fits into 80 columns also while errors are metres.
-    title = f"{escape(robot)}: references the learner never saw"
+    title = f"{escape(name_for_titles(robot))}: references the learner never saw"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
     shown = escape(unit.shown)
@@ -38,22 +40,15 @@ def print_evaluation(robot: str, unit: Unit, result: Evaluation, oracle: OracleR
     costs = ("cost\nper step",) if result.costs else ()
     for heading in (*costs, *speeds, *errors, f"error\nmax {shown}", "ρ\ns", "|Δu|\n", "limit\nhits"):
         table.add_column(heading, justify="right", no_wrap=True)
-    finer = 0 if unit == METRES else 2
     rows = [(escape(r.name), m) for r, m in zip(result.references, result.metrics, strict=True)]
     prices = [*result.costs, result.cost] if result.costs else []
     for i, (name, m) in enumerate([*rows, ("[bold]together[/bold]", result.overall)]):
         table.add_row(
             name,
             *([NO_UNIT.text(prices[i])] if prices else []),
-            f"{unit.of(m.mean_speed):.{1 + finer}f}",
-            f"{unit.of(m.max_speed):.{1 + finer}f}",
-            f"{unit.of(m.mean_error):.{2 + finer}f}",
-            f"{unit.of(m.max_error):.{1 + finer}f}",
-            f"{m.rho_s:.3f}",
-            f"{m.command_change:.4f}",
-            str(m.limit_hits),
+            *metric_texts(m, unit),
         )
-    others = published(robot)
+    others = published_results(robot)
     if others:
         table.add_section()
     for name, (v_avg, v_max, mean, largest, rho) in others.items():

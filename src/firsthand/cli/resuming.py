@@ -36,7 +36,7 @@ def open_run(
         where = f"{path / 'config.json'}"
         stored = TrainingConfig.from_dict(run.config, where)
         if given.sensors is None and stored.sensors is not None:
-            found = find_robot(given.robot, sensors=stored.sensors)
+            found = find_robot(given.name, sensors=stored.sensors)
         controller = None
         if stored.base is not None:
             controller = Base.of_run(run, stored.base, found.task.spec)

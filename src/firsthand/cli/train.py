@@ -27,6 +27,8 @@ class Train:
     """The robot: excavator, excavator-realistic (excavator-realistic:no-friction,no-swing leaves effects out),
     excavator-pressure, real-excavator, soft-arm, my_robot.py:task (a robot in a file of yours), the folder of a
     learned simulator, or tcp/host:port."""
+    others: Annotated[Positional[tuple[str, ...]], arg(metavar="[ROBOT...]", help_behavior_hint="")] = ()
+    """More machines of the same kind (tcp/host:port), which learn together with the first."""
     preset: _Text = None
     """fast (several policy steps per episode, the default), paper (the paper's algorithm with judged steps) or
     paper-exact (nothing judged)."""
@@ -72,11 +74,19 @@ class Train:
     settings: Annotated[SettingsOptions, arg(name="")] = field(default_factory=SettingsOptions)  # pyright: ignore[reportInvalidTypeForm]
     """Settings of the agent that differ from the preset's."""
 
+    @property
+    def name(self) -> str:
+        """The robot's name; of several machines, theirs together."""
+        from ..robots.address import join_addresses
+
+        return join_addresses((self.robot, *self.others))
+
     def run(self) -> int:
         """Train, evaluate, report."""
         from ..robots.description import ROBOT_DESCRIPTION
         from ..robots.registry import find_robot
         from ..runs import RunFolder, provenance
+        from ..runs.folder import check_free
         from ..training import TrainingConfig
         from ..training.approval import check_way_to_ask
         from ..training.prior import Prior, gather
@@ -99,7 +109,7 @@ class Train:
             for name in self.track:
                 check_tracker(name)
         # Also when resuming: a misspelt robot is reported before a missing folder.
-        found = find_robot(self.robot, approve=True, sensors=self.sensors)
+        found = find_robot(self.name, approve=True, sensors=self.sensors)
         config = TrainingConfig.of(
             found.name,
             self.preset or "fast",
@@ -118,6 +128,7 @@ class Train:
             run, config, found, base = open_run(self, path, found)
             prior, made = Prior.of_run(run, config, base), None
         else:
+            check_free(path)  # before a base is identified: that moves the robot
             base = self._find_base(found, config)
             found = found if base is None else base.put_inside(found)
             prior = dataclasses.replace(gather(found.task.spec, **self._origin()), base=base)
@@ -151,7 +162,7 @@ class Train:
         go_on, stop, recorder = resume_command(config, run), StopRequest(), FolderRecorder(run)
         control = LiveControl(recorder, robot, config, stop)
         display, events = TrainingDisplay(config, run.path, robot.task.score), self._events(recorder, config)
-        supervisor = self._supervisor(robot, stop, control.ask, prior.base is not None)
+        supervisor = self._supervisor(robot, stop, control.ask, prior)
         watching = (control.progress, display, *events)
         trainer = Trainer(
             robot,
@@ -237,7 +248,7 @@ class Train:
         check_goals(found.task)  # first: making a robot may move it
         robot = found.make(payload_kg=config.payload_kg, seed=config.seed)
         if self.authority is not None and not robot.has_authority:
-            raise UserError(f"authority is for a robot across the network (tcp/host:port), not for {self.robot}.")
+            raise UserError(f"authority is for a robot across the network (tcp/host:port), not for {self.name}.")
         self._guard_settings()
         return robot
 
@@ -246,12 +257,16 @@ class Train:
 
         return GuardSettings(authority=self.authority)
 
-    def _supervisor(self, robot: Any, stop: Any, ask_at_page: Any, has_base: bool) -> Any:
+    def _supervisor(self, robot: Any, stop: Any, ask_at_page: Any, prior: Any) -> Any:
         """What looks at each new policy before it runs: a guard for a machine, and where somebody wants to be asked."""
         from ..training.approval import ask_by_file, ask_in_terminal
-        from ..training.base_guard import BaseGuard
+        from ..training.base_guard import BaseGuard, BaseSettings
+        from ..training.fleet_guard import FleetGuard
         from ..training.guard import Guard
         from ..training.parts import NoSupervisor
+
+        if robot.members:
+            return FleetGuard(robot, lambda machine: self._supervisor(machine, stop, ask_at_page, prior))
 
         def stopped() -> bool:
             return stop.requested
@@ -263,7 +278,10 @@ class Train:
         else:
             approve = ask_in_terminal(stopped) if self.approve == "ask" else ask_by_file(Path(self.approve), stopped)
             guard = Guard(robot.task, self._guard_settings(), approve)
-        return BaseGuard(robot.task.spec, guard, gate_authority=self.authority) if has_base else guard
+        if prior.base is None:
+            return guard
+        settings = BaseSettings(informed=prior.has_seen_motion)
+        return BaseGuard(robot.task.spec, guard, settings, gate_authority=self.authority)
 
     def _page(self, run: Path) -> Any:
         """The live page in a process of its own, if it was asked for."""

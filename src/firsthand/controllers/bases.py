@@ -59,14 +59,14 @@ def find_base(name: str, mode: BaseMode, found: NamedRobot, *, payload_kg: float
     if path.is_dir() or path.suffix == POLICY_SUFFIX:
         if mode == "target":
             raise UserError(f"base is {name}, a learned policy, which follows no target: leave out --base-mode target.")
-        return _learned(path, spec)
+        return _load_learned(path, spec)
     raise UserError(
         f"base is {name!r}{suggest(name, NAMES)}, but must be one of {', '.join(NAMES)}, FILE.py:FUNCTION, a run's "
         f"folder or an exported policy (*{POLICY_SUFFIX})."
     )
 
 
-def _learned(path: Path, spec: ControlSpec) -> Base:
+def _load_learned(path: Path, spec: ControlSpec) -> Base:
     """The policy of a run or of an exported file."""
     if path.is_dir():
         run = Run.open(path)

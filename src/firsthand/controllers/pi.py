@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from firsthand_onboard import ControlSpec, PlanarChain, SpecError
+from firsthand_onboard import ControlSpec, SpecError
 from firsthand_onboard.base_control import PIBase, check_base
 from firsthand_onboard.features import command_feature
 from firsthand_onboard.kinematics import tracked_output
@@ -88,15 +88,6 @@ def axis_from_findings(found: ChannelFindings, half_range: float, period_s: floa
     lag = found.lag_steps * period_s if math.isfinite(found.lag_steps) else period_s
     dead = ((found.dead_time_steps or 0) + 0.5) * period_s
     return Axis(sign, maps[1.0], maps[-1.0], dead, max(lag, 0.0))
-
-
-def require_chain(spec: ControlSpec) -> PlanarChain:
-    """The robot's kinematics. Raise `UserError` unless they are known as a planar chain."""
-    if not isinstance(spec.kinematics, PlanarChain):
-        raise UserError(
-            f"the PI controller needs a robot whose kinematics are known as a chain; {spec.robot} has none."
-        )
-    return spec.kinematics
 
 
 def pi_base(spec: ControlSpec, axes: tuple[Axis, ...], factor: float = 1.0) -> PIBase:

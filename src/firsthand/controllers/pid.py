@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float
 
 from firsthand_onboard import ControlSpec, SelectedOutput
-from firsthand_onboard.kinematics import output_of_positions
+from firsthand_onboard.kinematics import output_after, output_error, output_of_positions
 
 from ..errors import UserError
 from ..inspection import InspectionSettings, excite
@@ -221,9 +221,9 @@ class PIDController:
             here = measured[list(spec.kinematics.indices)]
         else:
             here = np.asarray(output_of_positions(spec.kinematics, measured[list(spec.layout.position)]))
-        now = here + seen[size : size + outputs] * np.asarray(spec.scales.error)
+        now = output_after(spec, here, seen[size : size + outputs] * np.asarray(spec.scales.error))[None]
         motion = seen[size + outputs :].reshape(-1, outputs) * np.asarray(spec.scales.preview)
-        return np.concatenate([now[None], now + motion])
+        return np.concatenate([now, output_after(spec, now, motion)])
 
     def _reference(self, memory: _Memory, points: np.ndarray):
         """The reference of the controlled outputs, as a function of the time from now."""
@@ -233,20 +233,26 @@ class PIDController:
 
         if isinstance(self.spec.kinematics, SelectedOutput):
             return at
+        moved = output_error(self.spec, points, points[:1])
+
+        def ahead(t: float) -> np.ndarray:
+            return np.asarray([np.interp(t, self.ahead, column) for column in moved.T])
+
         limits = self.spec.limits
         for _ in range(2):
-            missing = points[0] - np.asarray(output_of_positions(self.spec.kinematics, memory.reference))
+            there = np.asarray(output_of_positions(self.spec.kinematics, memory.reference))
+            missing = output_error(self.spec, points[0], there)
             memory.reference = memory.reference + self._inverse(memory.reference) @ missing
             memory.reference = np.clip(memory.reference, limits.position_low, limits.position_high)
         inverse, reference = self._inverse(memory.reference), memory.reference
-        return lambda t: reference + inverse @ (at(t) - points[0])
+        return lambda t: reference + inverse @ ahead(t)
 
     def _inverse(self, position: np.ndarray) -> np.ndarray:
         """The damped pseudo-inverse of the Jacobian of the kinematics, by central differences."""
         size, step = len(position), 1e-5
         shifts = step * np.eye(size)
         tips = [np.asarray(output_of_positions(self.spec.kinematics, position + s)) for s in (*shifts, *-shifts)]
-        jacobian = (np.stack(tips[:size]) - np.stack(tips[size:])).T / (2 * step)
+        jacobian = output_error(self.spec, np.stack(tips[:size]), np.stack(tips[size:])).T / (2 * step)
         gram = jacobian @ jacobian.T
         return jacobian.T @ np.linalg.inv(gram + DAMPING * np.trace(gram) / len(gram) * np.eye(len(gram)))
 

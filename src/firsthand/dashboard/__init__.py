@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from ..errors import UserError
+from ..errors import UserError, how_to_install
 
 
 def check_installed() -> None:
@@ -12,4 +12,4 @@ def check_installed() -> None:
     except ModuleNotFoundError:
         missing = True
     if missing:
-        raise UserError("the live page needs NiceGUI; install it with: pip install 'firsthand[dashboard]'")
+        raise UserError(f"the live page needs NiceGUI; install it with: {how_to_install('dashboard')}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..control import files
 from ..control.files import Event, Status
-from ..control.machine import Watch
+from ..control.machine import FleetWatch, Watch, watch_machines
 from ..errors import UserError
 from ..runs import RunFolder, atomic
 from .metrics import MetricsReader
@@ -35,7 +35,7 @@ class RunFollower:
         """Why the run cannot be shown, if it cannot."""
         self.version = 0
         """Counts up when there is something new to draw."""
-        self.watch: Watch | None = None
+        self.watch: Watch | FleetWatch | None = None
         """Looks at the machine while there is no trainer to do it."""
         self._events_size = -1
         self._beat: tuple[str, int] | None = None
@@ -119,7 +119,7 @@ class RunFollower:
         """Connect to the machine when no trainer does. The first poll cannot tell yet whether there is one."""
         address = None if self.info is None else self.info.address
         if self.watch is None and address is not None and not self.alive and self._polled_once:
-            self.watch = Watch(address)
+            self.watch = watch_machines(address)
             self.watch.start()
         elif self.watch is not None and self.alive:
             self.watch.close()

@@ -19,9 +19,10 @@ MAX_PREVIEW = 40
 
 @dataclass(frozen=True)
 class Proposal:
-    """Values for fields of the control specification, with reasons."""
+    """Values for fields of the task, with reasons."""
 
     period_s: float
+    """A longer one is what the other fields are counted in; a shorter one is advice: they keep to today's."""
     command_memory: int
     preview: tuple[int, ...]
     measured_center: tuple[float, ...]
@@ -34,12 +35,15 @@ class Proposal:
         """Python fields, ready to be pasted."""
         scales = spec.scales
         period = f"period_s={self.period_s:g},"
-        if self.period_s != spec.period_s:  # the field only tells how long a step of the robot takes
+        # The field only tells how long a step of the robot takes.
+        if self.period_s < spec.period_s:
+            period = f"# period_s={self.period_s:g} would be better: inspect again at that rate. For {spec.period_s:g}:"
+        elif self.period_s > spec.period_s:
             period = f"# {period} change the environment's dt first; what follows is counted in this period"
         return "\n".join(
             (
                 period,
-                f"command_memory={self.command_memory},  # a field of StateLayout",
+                f"command_memory={self.command_memory},",
                 f"preview={self.preview!r},",
                 "scales=Scales(",
                 f"    measured_center={_numbers(self.measured_center)},",
@@ -58,7 +62,8 @@ def propose(findings: Findings, recording: Recording, spec: ControlSpec) -> Prop
     if not responding:
         return None
     period, why_period = _period(responding, spec)
-    per = spec.period_s / period  # control periods proposed per control period now
+    # Control periods that the proposal counts in, per control period now; a shorter one is only advice.
+    per = min(spec.period_s / period, 1.0)
     slowest = max(responding, key=lambda c: c.rise_steps)
     memory = max(math.ceil(slowest.rise_steps * per - 1e-6), 1)
     last, why_preview = _preview(responding, slowest, spec, per)

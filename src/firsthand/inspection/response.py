@@ -287,7 +287,7 @@ def _edge(u: np.ndarray, r: np.ndarray, error: np.ndarray, low: float, high: flo
     if len(u) == 1:
         return (low + high) / 2 if low else 0.0
     candidates = np.linspace(low, high, 61)[:-1]
-    missed = np.asarray([_missed(u - c, r, (r / error) ** 2) for c in candidates])
+    missed = np.asarray([_misfit(u - c, r, (r / error) ** 2) for c in candidates])
     best = int(np.argmin(missed))
     # Where no push was without a response, there is a dead band only if the responses clearly say so.
     if low == 0 and missed[0] < missed[best] + 9:
@@ -295,7 +295,7 @@ def _edge(u: np.ndarray, r: np.ndarray, error: np.ndarray, low: float, high: flo
     return float(candidates[best])
 
 
-def _missed(u: np.ndarray, r: np.ndarray, weight: np.ndarray) -> float:
+def _misfit(u: np.ndarray, r: np.ndarray, weight: np.ndarray) -> float:
     """What the best power law leaves, in standard errors squared; a line is preferred a little."""
     x, y = np.log(u), np.log(r)
     x, y = x - np.average(x, weights=weight), y - np.average(y, weights=weight)

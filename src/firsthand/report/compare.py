@@ -16,7 +16,7 @@ from . import figures
 from .data import History, PathAxes, PathPanel
 from .html import Section, image, render_page
 
-MOST = 12
+MAX_RUNS = 12
 """More runs cannot be told apart in one figure."""
 
 
@@ -40,8 +40,8 @@ class Compared:
 
 def compare(paths: Sequence[Path], progress: Callable[[int], Any] = lambda done: None) -> str:
     """The page that compares these runs, with everything in it. `progress` is told how many are read."""
-    if len(paths) > MOST:
-        raise UserError(f"{len(paths)} runs are too many for one page; give at most {MOST}.")
+    if len(paths) > MAX_RUNS:
+        raise UserError(f"{len(paths)} runs are too many for one page; give at most {MAX_RUNS}.")
     runs = []
     for done, (path, name) in enumerate(zip(paths, names_of(paths), strict=True)):
         progress(done)
@@ -146,7 +146,7 @@ def _cells(run: Compared, unit: Unit) -> tuple[str, ...]:
         str(config.seed),
         str(len(history)),
         duration(time).replace(" ", "\u00a0") if np.isfinite(time) else UNKNOWN,
-        unit.text(history.recent("tracking_error")),
+        unit.text(history.recent_mean("tracking_error")),
         UNKNOWN if best is None else unit.text(float(error[best])),
         UNKNOWN if best is None else f"{history.column('episode')[best]:.0f}",
         UNKNOWN if run.evaluation is None else unit.text(run.evaluation.overall.mean_error),

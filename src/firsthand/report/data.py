@@ -54,7 +54,7 @@ class History:
         """
         return min(NEWEST_EPISODES, math.ceil(len(self) / 4))
 
-    def recent(self, name: str) -> float:
+    def recent_mean(self, name: str) -> float:
         """The mean of a field over the last episodes."""
         return finite_mean(self.column(name)[-self.num_recent :])
 

@@ -51,14 +51,14 @@ def learning_curves(
     error, controller, model = figure.subplots(3, 1, gridspec_kw={"height_ratios": (1.25, 1.0, 1.0)})
     episodes = np.concatenate([h.column("episode") for h in histories])
     shown: list[np.ndarray | float] = []
-    for history, color in _colored(histories):
+    for history, color in _with_colors(histories):
         x, y = history.column("episode"), score.unit.factor * history.column(score.key)
         _error_curve(error, x, y, color, None if len(histories) == 1 else history.label, _dots(history))
         shown.append(y)
     if oracle_error is not None and np.isfinite(oracle_error):
         error.axhline(unit.of(oracle_error), color=INK, linestyle="--", linewidth=1.2, label="oracle: true gradients")
         shown.append(unit.of(oracle_error))
-    floor = unit.of(histories[0].recent("noise_floor")) if len(histories) == 1 and score.key != "cost" else np.nan
+    floor = unit.of(histories[0].recent_mean("noise_floor")) if len(histories) == 1 and score.key != "cost" else np.nan
     if np.isfinite(floor) and floor > FLOOR_SHOWN * np.nanmin(np.append(shown[0], np.inf)):
         error.axhline(floor, color=PALETTE[2], linestyle=":", linewidth=1.4, label="noise floor of the sensors")
         shown.append(floor)
@@ -68,7 +68,7 @@ def learning_curves(
     _robot_time(error, histories)
 
     shown = []
-    for history, color in _colored(histories):
+    for history, color in _with_colors(histories):
         y = history.column("controller_loss")
         plot_log(controller, history.column("episode"), y, color=color, label=history.label, **_dots(history))
         shown.append(y)
@@ -77,7 +77,7 @@ def learning_curves(
         controller.legend(loc="best")
 
     shown = []
-    for history, color in _colored(histories):
+    for history, color in _with_colors(histories):
         x, loss, novel = (history.column(name) for name in ("episode", "model_loss", "prediction_error"))
         if len(histories) == 1:
             labels, other = ("model loss, on what it learned from", NOVEL), PALETTE[1]
@@ -108,7 +108,7 @@ def _error_curve(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, name: str
     plot_log(axes, x[full], running_mean(y)[full], color=color, linewidth=2.2, label=label)
 
 
-def _colored(histories: Sequence[History]) -> list[tuple[History, str]]:
+def _with_colors(histories: Sequence[History]) -> list[tuple[History, str]]:
     return [(history, PALETTE[i % len(PALETTE)]) for i, history in enumerate(histories)]
 
 
@@ -208,11 +208,11 @@ def _once(reference: np.ndarray) -> np.ndarray:
     there, back = reference[:half], reference[half:]
     if not len(back):
         return reference
-    apart = np.linalg.norm(_thinned(back)[:, None] - _thinned(there), axis=-1).min(axis=1).max()
+    apart = np.linalg.norm(_thin_out(back)[:, None] - _thin_out(there), axis=-1).min(axis=1).max()
     return there if apart < 0.02 * np.ptp(reference, axis=0).max() else reference
 
 
-def _thinned(points: np.ndarray) -> np.ndarray:
+def _thin_out(points: np.ndarray) -> np.ndarray:
     """At most `COMPARED` of the points, evenly spread."""
     return points[:: -(-len(points) // COMPARED)]
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from ..advice import no_advice
 from ..evaluation import Evaluation, TrackingMetrics
-from ..evaluation.published import published
+from ..evaluation.published import published_results
 from ..robots.description import ROBOT_DESCRIPTION
-from ..units import METRES, NO_UNIT, UNKNOWN, Unit, duration, number
+from ..robots.user_file import name_for_titles
+from ..units import METRES, NO_UNIT, UNKNOWN, Unit, duration, number, three_digits
 from .data import finite_mean
 from .gather import RunReport, reproduction
 from .html import Picture, Section, image, render_page
@@ -21,7 +22,7 @@ from .html import Picture, Section, image, render_page
 def render(report: RunReport, images: Mapping[str, bytes]) -> str:
     """The whole page. `images` are the figures as SVG, by name."""
     config = report.run.config
-    title = f"{config.robot}, preset {config.preset}, seed {config.seed}"
+    title = f"{name_for_titles(config.robot)}, preset {config.preset}, seed {config.seed}"
     sections = [_learning(report, images)]
     if report.evaluation is not None:
         sections.append(_shapes(report, images))
@@ -59,7 +60,7 @@ def _head(report: RunReport) -> dict[str, Any]:
     spread = "the last episode" if count == 1 else f"mean of the last {count} episodes"
     score = report.score
     if report.evaluation is None:
-        best = float(np.nanmin(history.column(score.key))) if _known(report) else float("nan")
+        best = float(np.nanmin(history.column(score.key))) if _is_known(report) else float("nan")
         second = (score.unit.with_unit(best), f"{score.name} of the best episode")
     else:
         reached = report.evaluation.overall.mean_error if score.key != "cost" else report.evaluation.cost
@@ -68,16 +69,16 @@ def _head(report: RunReport) -> dict[str, Any]:
             f"{score.name} on {report.shape_names}, which the learner never saw, with the kept policy",
         )
     boxes = (
-        (score.unit.with_unit(history.recent(score.key)), f"{score.name} in training, {spread}")
+        (score.unit.with_unit(history.recent_mean(score.key)), f"{score.name} in training, {spread}")
         if score.key == "cost"
-        else (score.unit.with_unit(history.recent(score.key)), f"tracking error on random references, {spread}"),
+        else (score.unit.with_unit(history.recent_mean(score.key)), f"tracking error on random references, {spread}"),
         second,
         (duration(robot_time) if math.isfinite(robot_time) else UNKNOWN, "robot time used"),
     )
     return {"facts": facts, "boxes": boxes}
 
 
-def _known(report: RunReport) -> bool:
+def _is_known(report: RunReport) -> bool:
     return bool(np.isfinite(report.history.column(report.score.key)).any())
 
 
@@ -176,11 +177,11 @@ def _series(report: RunReport, images: Mapping[str, bytes]) -> Section:
 def _table(report: RunReport, evaluation: Evaluation) -> dict[str, Any]:
     unit = report.unit
     columns: list[tuple[str, str, Sequence[str]]] = [
-        (reference.name, "", _measures(metrics, unit))
+        (reference.name, "", metric_texts(metrics, unit))
         for reference, metrics in zip(evaluation.references, evaluation.metrics, strict=True)
     ]
-    columns.append(("together", "together", _measures(evaluation.overall, unit)))
-    for name, (v_avg, v_max, mean, largest, rho) in published(report.run.config.robot).items():
+    columns.append(("together", "together", metric_texts(evaluation.overall, unit)))
+    for name, (v_avg, v_max, mean, largest, rho) in published_results(report.run.config.robot).items():
         cells = [number(100 * v_avg, 1), number(100 * v_max, 1), number(100 * mean, 2), number(100 * largest, 1)]
         columns.append((name, "paper", (*cells, number(rho, 2), "", "")))
     labels = (
@@ -215,17 +216,15 @@ def _not_evaluated(report: RunReport) -> dict[str, str]:
     return {"command": f"firsthand evaluate {shlex.quote(str(report.run.path))}", "moves": moves}
 
 
-def _measures(metrics: TrackingMetrics, unit: Unit) -> tuple[str, ...]:
-    finer = 0 if unit == METRES else 2
-    return (
-        number(unit.of(metrics.mean_speed), 1 + finer),
-        number(unit.of(metrics.max_speed), 1 + finer),
-        number(unit.of(metrics.mean_error), 2 + finer),
-        number(unit.of(metrics.max_error), 1 + finer),
-        number(metrics.rho_s, 3),
-        number(metrics.command_change, 4),
-        str(metrics.limit_hits),
-    )
+def metric_texts(metrics: TrackingMetrics, unit: Unit) -> tuple[str, ...]:
+    """The columns of the paper's table 1 as text: fixed digits for centimetres, about three for anything else."""
+    values = [unit.of(v) for v in (metrics.mean_speed, metrics.max_speed, metrics.mean_error, metrics.max_error)]
+    texts = [number(v, d) if unit == METRES else three_digits(v) for v, d in zip(values, (1, 1, 2, 1), strict=True)]
+    return (*texts, number(metrics.rho_s, 3), _small(metrics.command_change), str(metrics.limit_hits))
+
+
+def _small(change: float) -> str:
+    return number(change, 4) if change < 1 else three_digits(change)
 
 
 def _health(report: RunReport, images: Mapping[str, bytes]) -> dict[str, Any]:

@@ -81,13 +81,13 @@ class RunFolder:
         name; they are in place before the folder counts as a run.
         """
         path = Path(path)
-        _check_free(path)
+        check_free(path)
         atomic.make_folder(path)
         lock = WriterLock(path / "lock")
         lock.acquire()
         try:
             # Again, now that nobody else can be between these two lines.
-            _check_free(path)
+            check_free(path)
             atomic.remove_temporary_files(path)
             atomic.remove(path / "config.json", durably=True)  # of a run whose start failed: see `_is_unused`
             for name in _FOLDERS:
@@ -343,13 +343,13 @@ class RunFolder:
             raise RuntimeError(f"{self.path} is open for reading; open it with writer=True to write")
 
 
-def _check_free(path: Path) -> None:
+def check_free(path: Path) -> None:
     """Refuse a place where a new run would mix with something else."""
     try:
         if path.is_file():
             raise UserError(f"{path} is a file; give another --out.")
         if (path / "config.json").exists() and not _is_unused(path):
-            raise UserError(f"{path} already holds a run{_started(path)}; add --resume, or give another --out.")
+            raise UserError(f"{path} already holds a run{_started_text(path)}; add --resume, or give another --out.")
         if path.is_dir() and not (path / "config.json").exists() and not _is_unborn(path):
             raise UserError(f"{path} is not empty and holds no run; give another --out.")
     except OSError as error:
@@ -387,7 +387,7 @@ def _holds_only_arrays(folder: Path) -> bool:
     )
 
 
-def _started(path: Path) -> str:
+def _started_text(path: Path) -> str:
     try:
         return f" (started {_read_config(path)[1]['started_utc']})"
     except (UserError, KeyError):

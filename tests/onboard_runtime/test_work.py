@@ -132,6 +132,17 @@ def test_points_that_are_none(points):
         Stream(SPEC, points, HOME)
 
 
+def test_work_without_a_point_is_refused_before_a_chunk_of_no_length_reaches_the_loop():
+    with pytest.raises(Refusal, match="no point"):
+        Stream(SPEC, np.zeros((0, 2)), HOME)
+    stream = Stream(SPEC, circle(np.asarray(tracked_output(SPEC, HOME)), 10), HOME)
+    with pytest.raises(Refusal, match="no point"):
+        stream.add(np.zeros((0, 2)))
+    chunk = stream.next_chunk()
+    assert chunk is not None
+    assert len(chunk) == STEPS + BEYOND
+
+
 def test_a_jump_is_named_where_it_is_also_before_the_first_chunk():
     here = np.asarray(tracked_output(SPEC, HOME))
     with pytest.raises(Refusal, match="begins 5 away"):

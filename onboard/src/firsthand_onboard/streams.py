@@ -46,17 +46,19 @@ class Stream:
         points = np.asarray(points, float)
         if points.ndim != 2 or points.shape[1] != self.spec.num_outputs or not np.isfinite(points).all():
             raise Refusal(f"a stream's points have {self.spec.num_outputs} finite numbers each")
+        if not len(points):
+            raise Refusal("there is no point in the work that was sent")
         if len(self._points) + len(points) > MAX_AHEAD:
             raise Refusal(f"{len(self._points)} points wait already; at most {MAX_AHEAD} may")
         joined = np.concatenate([self._points[-1:], points])
         steps = np.abs(np.diff(joined, axis=0)) / np.broadcast_to(np.asarray(self.spec.scales.error), points.shape)
-        if len(steps) and steps.max() > 1.0:
+        if steps.max() > 1.0:
             at = int(np.argmax(steps.max(axis=1)))
             size, most = steps.max() * float(np.max(self.spec.scales.error)), float(np.max(self.spec.scales.error))
             where = f"jumps at point {at}" if at else first
             raise Refusal(f"the stream {where} {size:.2g} away from where it was; at most {most:.2g} per step")
         self._points = np.concatenate([self._points, points])
-        self._waited = 0 if len(points) else self._waited
+        self._waited = 0
 
     def next_chunk(self) -> np.ndarray | None:
         """The points of the next chunk with the preview beyond; None where the machine has waited long enough."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from firsthand_onboard.gate_limits import GateLimits
+from firsthand_onboard.jobs import policy_digest
 from firsthand_onboard.kinematics import tracked_output
 from firsthand_onboard.loop import HAND_OVER_S, Executor
 from firsthand_onboard.messages import Refusal
@@ -54,7 +55,9 @@ def test_work_goes_on_without_a_pause_and_stops_by_itself(machine):
             np.testing.assert_array_equal(before.arrays["measured"][-1], after.arrays["measured"][0])
             assert np.asarray(after.arrays["valid"]).all()
         np.testing.assert_allclose(chunks[0].arrays["reference"], circle(start, 2 * STEPS)[: STEPS + BEYOND], atol=1e-6)
+        assert work.running
         assert work.wait() == "the stream of work stopped"
+        assert not work.running
         wait_for(lambda: not machine.moving(), "neutral")
         held = [*chunks, *work.done()][-1]
         np.testing.assert_array_equal(held.arrays["reference"], held.arrays["reference"][:1].repeat(STEPS + BEYOND, 0))
@@ -66,12 +69,48 @@ def test_work_goes_on_without_a_pause_and_stops_by_itself(machine):
 def test_a_policy_is_handed_over_in_motion(machine):
     with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work:
         work.send(circle(work.start(), 4 * STEPS))
-        collect(work, 1)
+        before = collect(work, 1)
         work.use(random_policy(SPEC, seed=1, gain=0.1))
         later = collect(work, 2)
         assert all(np.asarray(chunk.arrays["valid"]).all() for chunk in later)
+        assert before[0].policy == policy_digest(random_policy(SPEC, gain=0.1))
+        assert later[-1].policy == policy_digest(random_policy(SPEC, seed=1, gain=0.1))
         assert work.running
         work.wait()
+
+
+def test_what_was_done_is_not_lost_where_a_new_stream_begins(machine):
+    with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work:
+        work.send(circle(work.start(), STEPS))
+        work.wait()
+        work.send(circle(work.start(), STEPS))
+        assert [chunk.index for chunk in collect(work, WAIT_CHUNKS + 2)][: WAIT_CHUNKS + 2] == [
+            *range(WAIT_CHUNKS + 1),
+            0,
+        ]
+        work.wait()
+
+
+def test_work_that_was_cut_short_is_not_skipped_in_silence(machine):
+    with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work:
+        start = work.start()
+        work.send(circle(start, 4 * STEPS))
+        collect(work, 1)
+        work.client.send("stop")
+        work.use(random_policy(SPEC, seed=1, gain=0.1))  # nothing to hand it over to: the next stream begins with it
+        wait_for(lambda: not work.running, "the end")
+        with pytest.raises(WorkRefused, match=r"ended before its work was done \(stopped"):
+            work.send(circle(start, STEPS))
+        assert not np.asarray(list(work.done())[-1].arrays["valid"]).all()
+        work.send(circle(work.start(), STEPS))
+        assert collect(work, 1)[0].policy == policy_digest(random_policy(SPEC, seed=1, gain=0.1))
+        work.wait()
+
+
+@pytest.mark.parametrize("points", [[[0.0, 1.0], [2.0]], "here", None])
+def test_points_that_are_no_numbers_are_refused_in_a_sentence(machine, points):
+    with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work, pytest.raises(WorkRefused, match="finite"):
+        work.send(points)
 
 
 def executor() -> Executor:

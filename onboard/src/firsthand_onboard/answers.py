@@ -78,6 +78,8 @@ class JobStatus:
     """Trajectories so far."""
     away: float | None
     """After homing: how far from home it ended, as a share of a joint's range; None where that is not known."""
+    ahead: int
+    """Points of a stream of work that are known and not reached yet; 0 for another job."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,9 @@ def _read_job(body: Any) -> JobStatus:
     fields = _Fields("job", body)
     known = body.get("away") is not None
     away = fields.number("away", 0.0, math.inf) if known else None
+    ahead = fields.whole("ahead", MAX_COUNT) if "ahead" in body else 0
     return JobStatus(
-        fields.text("name"), fields.text("kind"), fields.text("ended"), fields.whole("count", MAX_COUNT), away
+        fields.text("name"), fields.text("kind"), fields.text("ended"), fields.whole("count", MAX_COUNT), away, ahead
     )
 
 

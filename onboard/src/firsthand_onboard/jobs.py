@@ -49,6 +49,10 @@ class Job:
     """The work that is known so far, of a stream."""
     newest_work: Any = None
     """Number of the newest work that was added to it."""
+    policy: str = ""
+    """Digest of the policy that runs the next chunk of a stream."""
+    policies: list[str] = field(default_factory=list)
+    """Digest of the policy that ran each chunk."""
 
 
 def policy_digest(arrays: Mapping[str, np.ndarray]) -> str:
@@ -151,10 +155,11 @@ class JobReader:
         if not np.isfinite(measured).all():
             raise Refusal("the machine does not measure where it is")
         stream = Stream(self.spec, check_points(message.arrays), measured)
-        controller = self.policies.find(message.body.get("policy"))
+        digest = message.body.get("policy")
+        controller = self.policies.find(digest)
         if controller is None:
             raise Refusal("the policy is not known here; send it first")
-        return Job(name, "stream", {}, controller, authority, message, 0, stream=stream)
+        return Job(name, "stream", {}, controller, authority, message, 0, stream=stream, policy=str(digest))
 
     def _extent(self, kind: Any, arrays: Mapping[str, np.ndarray], measured: np.ndarray) -> _Extent:
         spec = self.spec

@@ -92,6 +92,8 @@ class Requests:
         if trajectory is None:  # of a stream, long ago
             return
         body = {"job": job.name, "index": index, "ended": trajectory.ended}
+        if job.stream is not None:
+            body["policy"] = job.policies[index]
         self.link.send("trajectory", job.asked, body, trajectory.arrays())
 
     def status(self, message: Message) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class JobRunner:
                 return JobEnd(STREAM_STOPPED)
             assert job.controller is not None
             policy, observer = job.controller
+            job.policies.append(job.policy)
             chunk = self.executor.follow(policy, points, None, job.authority, observer=observer, hand_over=True)
             job.trajectories.append(chunk)
             on_trajectory(len(job.trajectories) - 1)

@@ -292,7 +292,7 @@ class Runtime:
             controller = self.policies.find(digest)
             if controller is None:
                 raise Refusal("the policy is not known here; send it first")
-            job.controller = controller
+            job.controller, job.policy = controller, str(digest)
         if message.arrays:
             number = message.body.get("number")
             if number is not None and number == job.newest_work:

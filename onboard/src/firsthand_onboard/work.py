@@ -24,13 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from .answers import JobStatus, read_about, read_measured, read_status, read_trajectory, refusal
 from .jobs import policy_digest
 from .kinematics import output_error, tracked_output
 from .link import ClientEnd, identity
 from .messages import Message
 from .network import LinkError, Security
 from .signing import SigningKey
-from .spec import ControlSpec
+from .streams import MAX_AHEAD, STOPPED
 
 AHEAD_S = 60.0
 """More work than this does not have to lie ahead."""
@@ -53,10 +54,12 @@ class DoneChunk:
     """`done`, or why it was cut short."""
     error: float
     """Mean distance between tracked output and reference; NaN where nothing happened."""
+    policy: str
+    """Digest of the policy that ran it (`policy_digest` of its arrays)."""
 
 
 class WorkClient:
-    """A stream of work on one machine. For one thread; `use` may be called from another."""
+    """A stream of work on one machine, for one thread. `LinkError` where the machine is lost or says nonsense."""
 
     def __init__(
         self,
@@ -74,13 +77,14 @@ class WorkClient:
         """
         self.client = ClientEnd(address, security, run=run)
         try:
-            about = self.client.hello().body
-            self.spec = ControlSpec.from_json(str(about["spec"]))
+            about = read_about(self.client.hello())
         except BaseException:
             self.client.close()
             raise
-        self.authority, self.key, self._lease_s = authority, key, float(about["lease_s"])
+        self.spec, self.authority, self.key, self._lease_s = about.spec, authority, key, about.lease_s
         self._arrays, self._sent, self._job, self._number, self._seen = dict(controller), "", "", 0, 0
+        self._done: list[DoneChunk] = []
+        """Chunks that have come and were not asked for yet."""
 
     def __enter__(self) -> WorkClient:
         return self
@@ -90,47 +94,64 @@ class WorkClient:
 
     def start(self) -> np.ndarray:
         """The tracked output now: where the first point of a stream has to be."""
-        return np.asarray(tracked_output(self.spec, np.asarray(self.client.ask("status").arrays["measured"], float)))
+        measured = read_measured(self.spec, self.client.ask("status"))
+        if not np.isfinite(measured).all():
+            raise WorkRefused("the machine does not measure where it is")
+        return np.asarray(tracked_output(self.spec, measured.astype(float)))
 
     @property
     def running(self) -> bool:
-        """Whether a stream runs."""
-        return bool(self._job)
+        """Whether a stream runs; the machine is asked."""
+        return not self._ended()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `send` would not wait; the machine is asked."""
+        job = self._status()
+        return job is None or bool(job.ended) or job.ahead * self.spec.period_s < AHEAD_S
 
     def send(self, points: Any) -> None:
-        """More work, `(n, outputs)`; waits while `AHEAD_S` of it lie ahead. `WorkRefused` says what is wrong."""
-        points = np.asarray(points, np.float32)
-        self._wait_for_room()
+        """More work, `(n, outputs)`; waits while `AHEAD_S` of it lie ahead. `WorkRefused` says what is wrong.
+
+        Where the stream has ended before its work was done, that is refused once, so that no work is left out unseen:
+        what is sent next begins a new stream.
+        """
+        try:
+            points = np.asarray(points, np.float32)
+        except (TypeError, ValueError):
+            raise WorkRefused(f"a stream's points have {self.spec.num_outputs} finite numbers each") from None
+        if len(np.atleast_1d(points)) > MAX_AHEAD:
+            raise WorkRefused(f"{len(points)} points were sent at once; at most {MAX_AHEAD} may be")
+        while not self.has_room:
+            time.sleep(LOOK_S)
         self._number += 1
-        if self._job and self._try_more({"number": self._number}, {"reference": points}):
-            return
+        if self._job:
+            if self._try_more({"number": self._number}, {"reference": points}):
+                return
+            self._leave_stream()
         self._begin(points)
 
     def use(self, controller: Mapping[str, np.ndarray]) -> None:
-        """Another policy, from the next chunk on; without a jump."""
+        """Another policy, from the next chunk on; without a jump. Where no stream runs, the next one begins with it."""
         self._arrays = dict(controller)
         if self._job:
-            self._try_more({"policy": self._send_policy()}, {})
+            try:
+                self._try_more({"policy": self._send_policy()}, {})
+            except WorkRefused:
+                if self.running:
+                    raise
 
     def done(self) -> Iterator[DoneChunk]:
         """What the machine has done since the last call, in order."""
-        self.client.next(0.0)
-        while self.client.next(0.0) is not None:
-            pass
-        arrived, self.client.others[:] = list(self.client.others), []
-        for message in sorted(arrived, key=lambda m: int(m.body["index"])):
-            if message.body["job"] == self._job and int(message.body["index"]) >= self._seen:
-                self._seen = int(message.body["index"]) + 1
-                yield self._chunk(message)
+        self._collect()
+        chunks, self._done = self._done, []
+        yield from chunks
 
     def wait(self) -> str:
         """Until the stream has ended; why it has."""
-        while self._job:
-            job = self._status()
-            if job is None or job["ended"]:
-                return "the machine does not know the stream any more" if job is None else str(job["ended"])
+        while self._job and not (why := self._ended()):
             time.sleep(LOOK_S)
-        return ""
+        return why if self._job else ""
 
     def close(self) -> None:
         """Give the lease back: the machine finishes its chunk and rests."""
@@ -138,35 +159,56 @@ class WorkClient:
             self.client.ask("release", patience_s=0.5, tries=1)
         self.client.close()
 
+    def _collect(self) -> None:
+        """Take the chunks of this stream that have arrived."""
+        while self.client.next(0.0) is not None:
+            pass
+        arrived, self.client.others[:] = list(self.client.others), []
+        found = [self._chunk(message) for message in arrived if message.body.get("job") == self._job]
+        for chunk in sorted(found, key=lambda chunk: chunk.index):
+            if chunk.index >= self._seen:
+                self._seen = chunk.index + 1
+                self._done.append(chunk)
+
     def _chunk(self, message: Message) -> DoneChunk:
-        arrays = message.arrays
+        sent = read_trajectory(self.spec, message, self.spec.reference.steps)
+        arrays = sent.arrays
         valid = np.asarray(arrays["valid"], bool)
         found = tracked_output(self.spec, np.asarray(arrays["measured"][1:], float))
         away = np.asarray(output_error(self.spec, np.asarray(arrays["reference"][: len(valid)], float), found))
         errors = np.linalg.norm(away, axis=-1)[valid]
         mean = float(errors.mean()) if len(errors) else float("nan")
-        return DoneChunk(arrays, int(message.body["index"]), str(message.body["ended"]), mean)
+        return DoneChunk(arrays, sent.index, sent.ended, mean, str(message.body.get("policy", "")))
 
-    def _wait_for_room(self) -> None:
-        while self._job:
-            job = self._status()
-            if job is None or job["ended"] or job["ahead"] * self.spec.period_s < AHEAD_S:
-                return
-            time.sleep(LOOK_S)
+    def _status(self) -> JobStatus | None:
+        """Of this stream; None where there is none, or the machine does not know it."""
+        if not self._job:
+            return None
+        job = read_status(self.client.ask("status")).job
+        return job if job is not None and job.name == self._job else None
 
-    def _status(self) -> Mapping[str, Any] | None:
-        job = self.client.ask("status").body["job"]
-        return job if job is not None and job["name"] == self._job else None
+    def _ended(self) -> str:
+        """Why no stream runs; empty while one does."""
+        job = self._status()
+        return "the machine does not know the stream any more" if job is None else job.ended
+
+    def _leave_stream(self) -> None:
+        """The stream has ended; `WorkRefused` where that was not because its work was done."""
+        why = self._ended()
+        self._collect()
+        self._job = ""
+        if why != STOPPED:
+            raise WorkRefused(f"the stream ended before its work was done ({why}); what is sent next begins a new one")
 
     def _begin(self, points: np.ndarray) -> None:
         """A new stream."""
-        self._job = ""
-        status = self.client.ask("status").body
-        if status["state"] == "fault":
-            raise WorkRefused(f"the machine waits for its operator: {status['fault']}")
-        if not status["yours"] or status["state"] != "armed":
+        status = read_status(self.client.ask("status"))
+        if status.state == "fault":
+            raise WorkRefused(f"the machine waits for its operator: {status.fault}")
+        if not status.yours or status.state != "armed":
             self._ask("arm")
             self.client.keep_lease(self._lease_s / 4)
+        self._sent = ""  # others may have sent policies since, of which the machine keeps few
         body = {"name": identity(), "kind": "stream", "authority": self.authority, "policy": self._send_policy()}
         self._ask("job", body, {"reference": points})
         self._job, self._seen = str(body["name"]), 0
@@ -186,13 +228,12 @@ class WorkClient:
         answer = self.client.ask("more", {"job": self._job, **body}, arrays)
         if answer.kind != "refused":
             return True
-        job = self._status()
-        if job is None or job["ended"]:
+        if not self.running:
             return False
-        raise WorkRefused(str(answer.body.get("why")))
+        raise WorkRefused(refusal(answer))
 
     def _ask(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Any = None) -> Message:
         answer = self.client.ask(kind, body, arrays)
         if answer.kind == "refused":
-            raise WorkRefused(str(answer.body.get("why")))
+            raise WorkRefused(refusal(answer))
         return answer

@@ -13,10 +13,14 @@ from firsthand.agent import LearnerState
 from firsthand.errors import UserError
 from firsthand.models import Dynamics
 from firsthand.optim.rollout import Rollout
+from firsthand.robots import EpisodeRecord
+from firsthand.tasks import Task
 from firsthand.training import preset
 from firsthand.training.work import ChunkStore, WorkLearner, WorkSettings
 from firsthand.training.work.contexts import Choice, Context, choose_context, forecast_error
+from firsthand.training.work.learner import Update
 from firsthand_onboard.features import next_state
+from firsthand_onboard.kinematics import tracked_output
 from firsthand_onboard.toy import toy_spec
 
 SPEC = toy_spec(hidden=(8,), steps=24)
@@ -81,12 +85,23 @@ def driven(model: Dynamics, seed: int = 0, trajectories: int = 3) -> tuple[Rollo
 
 
 def test_a_model_misses_nothing_of_itself_and_something_of_another(learner_state):
-    rollout, _ = driven(learner_state.dynamics)
-    assert forecast_error(learner_state, rollout, rollout.valid) < 1e-4
-    still = jax.tree.map(jnp.zeros_like, learner_state.dynamics.layers)
-    nothing = dataclasses.replace(learner_state, dynamics=dataclasses.replace(learner_state.dynamics, layers=still))
+    *hidden, (weight, bias) = learner_state.dynamics.layers
+    lively = dataclasses.replace(learner_state.dynamics, layers=(*hidden, (5 * weight, bias)))
+    knows = dataclasses.replace(learner_state, dynamics=lively)
+    rollout, _ = driven(lively)
+    assert forecast_error(knows, rollout, rollout.valid) < 1e-4
+    still = jax.tree.map(jnp.zeros_like, lively.layers)
+    nothing = dataclasses.replace(knows, dynamics=dataclasses.replace(lively, layers=still))
     assert forecast_error(nothing, rollout, rollout.valid) > 0.2
-    assert math.isnan(forecast_error(learner_state, rollout, jnp.zeros_like(rollout.valid)))
+    assert math.isnan(forecast_error(knows, rollout, jnp.zeros_like(rollout.valid)))
+
+
+def test_a_machine_that_stands_says_nothing_about_its_conditions(learner_state):
+    rng, scale = np.random.default_rng(0), np.asarray(SPEC.scales.change_scale)
+    states = np.zeros((3, 25, SPEC.layout.size), np.float32)
+    states[..., :4] += 0.1 * scale * rng.standard_normal((3, 25, 4))
+    rollout = Rollout.from_arrays(jnp.asarray(states), jnp.zeros((3, 24, 2)), jnp.zeros((3, 24, 2)))
+    assert math.isnan(forecast_error(learner_state, rollout, rollout.valid))
 
 
 def contexts(*usual: float) -> list[Any]:
@@ -118,26 +133,89 @@ def test_bad_settings():
         WorkSettings(better=1.2)
 
 
-def test_a_policy_that_is_worse_twice_is_taken_back(learner_state, make_probe_task):
-    task = make_probe_task(
-        measured=2, command_memory=2, steps=5, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
-    )
-    state = LearnerState.random(task.spec, SETTINGS, seed=0)
-    learner = WorkLearner(task, SETTINGS, state, block_trajectories=2)
+def test_a_policy_that_is_worse_twice_is_taken_back(work_task):
+    learner, task = learner_of(work_task), work_task
     context = learner.contexts[0]
+    state = context.state
     assert [learner._judge(context, 1.0) for _ in range(3)] == [False] * 3
-    changed = dataclasses.replace(state, policy=jax.tree.map(lambda leaf: leaf + 1, state.policy))
-    context.state = changed
+    context.state = changed(state)
+    radius = float(context.state.radius)
     assert not learner._judge(context, 2.0)
     assert learner._judge(context, 2.0)
-    for old, now in zip(jax.tree.leaves(state.policy), jax.tree.leaves(context.state.policy), strict=True):
-        np.testing.assert_array_equal(old, now)
-    assert float(context.state.radius) == pytest.approx(0.5 * float(changed.radius))
+    assert same_policy(context.state, state)
+    assert float(context.state.radius) == pytest.approx(0.5 * radius)
     with pytest.raises(ValueError, match="a block has 2 trajectories"):
-        learner.take(_record(3))
+        learner.take(_record(task, 3))
 
 
-def _record(count: int) -> Any:
-    from types import SimpleNamespace
+def _record(task: Task, count: int, error: float = 0.0, seed: int = 0) -> EpisodeRecord:
+    """A block of work with this tracking error."""
+    rng, steps = np.random.default_rng(seed), task.steps
+    measured = np.repeat(rng.normal(size=(count, steps + 1, 1)), 2, axis=2).astype(np.float32)
+    found = np.asarray(tracked_output(task.spec, measured))
+    references = np.concatenate([found, found[:, -1:]], axis=1)[:, 1 : 1 + steps + task.spec.preview[-1]]
+    references = (references + error).astype(np.float32)
+    starts = np.zeros((count, task.spec.layout.size), np.float32)
+    return EpisodeRecord.complete(starts, measured, np.zeros((count, steps, 1)), references)
 
-    return SimpleNamespace(commands=np.zeros((count, 5, 1)))
+
+@pytest.fixture
+def work_task(make_probe_task) -> Task:
+    return make_probe_task(
+        measured=2, command_memory=2, steps=5, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
+    )
+
+
+def same_policy(one: LearnerState, other: LearnerState) -> bool:
+    leaves = zip(jax.tree.leaves(one.policy), jax.tree.leaves(other.policy), strict=True)
+    return all(np.array_equal(a, b) for a, b in leaves)
+
+
+def changed(state: LearnerState) -> LearnerState:
+    return dataclasses.replace(state, policy=jax.tree.map(lambda leaf: leaf + 1, state.policy))
+
+
+def learner_of(task: Task, **work: Any) -> WorkLearner:
+    state = LearnerState.random(task.spec, SETTINGS, seed=0)
+    options: dict[str, Any] = {"surprise": 1e9, "better": 1e-9, **work}
+    return WorkLearner(task, SETTINGS, state, WorkSettings(**options), block_trajectories=2)
+
+
+def test_a_policy_is_not_called_good_for_a_block_that_another_one_ran(work_task):
+    learner = learner_of(work_task)
+    first = learner.contexts[0].state
+    learner.take(_record(work_task, 2, 0.1))
+    assert learner.adopt(Update(0, first, changed(first)))
+    learner.take(_record(work_task, 2, 0.1), judged=False)  # a part of it was still the old policy's
+    reports = [learner.take(_record(work_task, 2, 1.0)) for _ in range(2)]
+    assert [report.taken_back for report in reports] == [False, True]
+    assert same_policy(learner.contexts[0].state, first)
+
+
+def test_an_update_of_a_policy_that_was_taken_back_is_thrown_away(work_task):
+    learner = learner_of(work_task)
+    first = learner.contexts[0].state
+    learner.take(_record(work_task, 2, 0.1))
+    assert learner.adopt(Update(0, first, changed(first)))
+    under_way = Update(0, learner.contexts[0].state, changed(learner.contexts[0].state))
+    assert [learner.take(_record(work_task, 2, 1.0)).taken_back for _ in range(2)] == [False, True]
+    assert not learner.adopt(under_way)
+    assert same_policy(learner.contexts[0].state, first)
+    assert not learner.adopt(Update(7, first, first))  # of conditions that are forgotten
+
+
+def test_new_conditions_take_the_place_of_the_only_ones_where_one_kind_is_remembered(work_task):
+    learner = learner_of(work_task, contexts=1)
+    learner._begin(0)
+    assert list(learner.contexts) == [learner.current] == [1]
+
+
+def test_an_update_gets_each_chunk_once_also_where_the_newest_blocks_fill_the_store(work_task, monkeypatch):
+    learner = learner_of(work_task, blocks=3, chunks=4, recent_chunks=2)
+    for seed in range(3):
+        learner.take(_record(work_task, 2, seed=seed))
+    seen: list[int] = []
+    kept = ChunkStore.buffer
+    monkeypatch.setattr(ChunkStore, "buffer", lambda self, n: (seen.append(len(self.chunks)), kept(self, n))[1])
+    learner.begin_update()
+    assert seen == [0]  # all that is kept is in the newest blocks

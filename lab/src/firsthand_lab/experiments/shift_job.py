@@ -105,10 +105,10 @@ class Shift:
         for block in range(len(self.loads)):
             goals = self.prepare(robot, block)
             record = robot.run_episode(learner.controller, goals)
+            seen = learner.take(record)  # of the policy that ran it; what was computed meanwhile is next
             if waiting is not None:
                 learner.adopt(waiting)
                 waiting = None
-            seen = learner.take(record)
             if seen.due:
                 waiting = learner.begin_update()()
             new = (self.error(record), seen.context, seen.choice, seen.missed, float(seen.due))

@@ -38,19 +38,22 @@ class ChunkStore:
         self.chunks: list[Chunk] = []
         """Oldest first."""
 
-    def add(self, rollout: Rollout, sound: Bool[Array, "trajectories steps"]) -> None:
-        """A chunk per trajectory that has a valid step."""
+    def add(self, rollout: Rollout, sound: Bool[Array, "trajectories steps"]) -> list[Chunk]:
+        """A chunk per trajectory that has a valid step; the new ones."""
         size = self.spec.layout.num_measured
         steps = rollout.commands.shape[1]
         (states, commands, following), valid = rollout_rows(rollout, size)
+        new: list[Chunk] = []
         parts = [np.asarray(part) for part in (states, commands, following, valid, sound.reshape(-1))]
         for i in range(rollout.commands.shape[0]):
             x, u, y, happened, trusted = (part[i * steps : (i + 1) * steps] for part in parts)
             if happened.any():
                 kept = (x[happened], u[happened], y[happened], trusted[happened])
-                self.chunks.append(Chunk(*kept, self._features(kept[2], kept[1])))
+                new.append(Chunk(*kept, self._features(kept[2], kept[1])))
+        self.chunks += new
         while len(self.chunks) > self.capacity:
             del self.chunks[self._most_redundant()]
+        return new
 
     def _features(self, measured: np.ndarray, commands: np.ndarray) -> np.ndarray:
         scales, limits = self.spec.scales, self.spec.limits

@@ -23,6 +23,9 @@ from .chunks import ChunkStore
 FORECAST_STEPS = 12
 """How far ahead models are compared: far enough that a load shows, which in one step is smaller than the noise."""
 
+STILL = 1.0
+"""A robot stands where no entry moves more over `FORECAST_STEPS`, on average, than it usually does in one step."""
+
 
 @dataclass
 class Context:
@@ -49,7 +52,8 @@ class Context:
 def forecast_error(state: LearnerState, rollout: Rollout, sound: Bool[Array, "trajectories steps"]) -> float:
     """Share of the motion over `FORECAST_STEPS` that a model misses on measured trajectories, as the policy sees them.
 
-    0 for a perfect model, 1 for one that says that nothing moves; NaN where nothing is sound.
+    0 for a perfect model, 1 for one that says that nothing moves; NaN where nothing is sound, or the robot stands: then
+    there is nothing to predict but noise.
     """
     return float(_forecast_error(state.dynamics, see_rollout(state.estimation, rollout, sound), rollout, sound))
 
@@ -72,10 +76,11 @@ def _forecast_error(
         counts = good[inside].all(axis=1)[:, None]
         missed = jnp.where(counts, jnp.abs(predicted - after) / scale, 0.0)
         moved = jnp.where(counts, jnp.abs(after - before) / scale, 0.0)
-        return missed.sum(), moved.sum()
+        return missed.sum(0), moved.sum(0), counts.sum()
 
-    missed, moved = jax.vmap(trajectory)(seen.states, rollout.commands, rollout.states, sound)
-    return missed.sum() / moved.sum()
+    parts = jax.vmap(trajectory)(seen.states, rollout.commands, rollout.states, sound)
+    missed, moved, windows = (part.sum(0) for part in parts)
+    return jnp.where(moved.max() > STILL * windows, missed.sum() / moved.sum(), jnp.nan)
 
 
 class Choice:

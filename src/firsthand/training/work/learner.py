@@ -21,7 +21,7 @@ from ...models import Controller
 from ...robots import EpisodeRecord
 from ...tasks import Task
 from ..learning import fit_settings, prepare_experience, read_record
-from .chunks import ChunkStore
+from .chunks import Chunk, ChunkStore
 from .contexts import Choice, Context, choose_context, forecast_error
 
 
@@ -80,6 +80,8 @@ class Update(NamedTuple):
 
     number: int
     """The context's."""
+    began: LearnerState
+    """The context's state that it began with."""
     state: LearnerState
 
 
@@ -103,8 +105,8 @@ class WorkLearner:
         self.seed, self.block, self._names = seed, 0, 1
         self.contexts: dict[int, Context] = {0: self._context(state)}
         self.current = 0
-        self._records: list[EpisodeRecord] = []
-        """The newest blocks since the conditions changed."""
+        self._newest: list[tuple[EpisodeRecord, list[Chunk]]] = []
+        """The newest blocks since the conditions changed, and what the store made of them."""
         self._since_update = 0
         self._capacity = (self.work.chunks + self.work.blocks * block_trajectories) * task.steps
 
@@ -117,8 +119,11 @@ class WorkLearner:
         """What the machine should run from the next chunk on."""
         return self.contexts[self.current].state.controller
 
-    def take(self, record: EpisodeRecord) -> WorkReport:
-        """A block of work is done; `record` has `block_trajectories` trajectories."""
+    def take(self, record: EpisodeRecord, *, judged: bool = True) -> WorkReport:
+        """A block of work is done; `record` has `block_trajectories` trajectories.
+
+        `judged` is false where `controller` has not run all of it: that block says nothing about its policy.
+        """
         if len(record.commands) != self.block_trajectories:
             raise ValueError(
                 f"a block has {self.block_trajectories} trajectories, but came with {len(record.commands)}"
@@ -142,22 +147,21 @@ class WorkLearner:
             self.current = numbers[at]
         if self.current != before:
             # The block may hold work under both conditions: it is used to recognise, not to learn.
-            self._records, self._since_update = [], 0
+            self._newest, self._since_update = [], 0
             self.contexts[self.current].used = self.block
             return WorkReport(error, self.current, choice, own, False, False)
-        return self._remember(record, rollout, sound, error, own)
+        return self._remember(record, rollout, sound, error, own, judged)
 
-    def _remember(self, record: EpisodeRecord, rollout, sound, error: float, missed: float) -> WorkReport:
+    def _remember(self, record: EpisodeRecord, rollout, sound, error: float, missed: float, judged: bool) -> WorkReport:
         context = self.contexts[self.current]
         context.used = self.block
-        context.store.add(rollout, sound)
+        self._newest = [*self._newest, (record, context.store.add(rollout, sound))][-self.work.blocks :]
         context.usual = _follow(context.usual, missed, 0.2)
-        taken_back = self._judge(context, error)
-        self._records = [*self._records, record][-self.work.blocks :]
+        taken_back = judged and self._judge(context, error)
         self._since_update += 1
         eager = context.updates < self.work.eager_updates
         wanted = self.work.blocks if eager else self.work.idle_blocks
-        due = len(self._records) == self.work.blocks and self._since_update >= wanted
+        due = len(self._newest) == self.work.blocks and self._since_update >= wanted
         return WorkReport(error, self.current, Choice.SAME, missed, due, taken_back)
 
     def _judge(self, context: Context, error: float) -> bool:
@@ -184,7 +188,8 @@ class WorkLearner:
         """A new context, from the nearest; where there are too many, the one that was not met for longest goes."""
         fresh = self._context(self.contexts[nearest].state)
         if len(self.contexts) >= self.work.contexts:
-            oldest = min((n for n in self.contexts if n != nearest), key=lambda n: self.contexts[n].used)
+            others = [n for n in self.contexts if n != nearest]
+            oldest = min(others, key=lambda n: self.contexts[n].used, default=nearest)
             del self.contexts[oldest]
         self.current, self._names = self._names, self._names + 1
         self.contexts[self.current] = fresh
@@ -192,10 +197,11 @@ class WorkLearner:
     def begin_update(self) -> Callable[[], Update]:
         """The update that is due, as a function for any thread; what it returns goes to `adopt`."""
         number, context = self.current, self.contexts[self.current]
-        record = EpisodeRecord.join(self._records)
-        kept = len(context.store.chunks) - int(record.valid.any(axis=1).sum())
+        record = EpisodeRecord.join([record for record, _ in self._newest])
+        newest = {id(chunk) for _, chunks in self._newest for chunk in chunks}
         earlier = ChunkStore(self.task.spec, capacity=self.work.chunks, recent=self.work.recent_chunks)
-        earlier.chunks = context.store.chunks[:kept]  # the agent appends the newest itself
+        # The agent appends the newest itself.
+        earlier.chunks = [chunk for chunk in context.store.chunks if id(chunk) not in newest]
         buffer = earlier.buffer(self._capacity)
         rng = np.random.Generator(np.random.Philox(key=[self.seed, self.block]))
         state, self._since_update = context.state, 0
@@ -203,16 +209,22 @@ class WorkLearner:
         def update() -> Update:
             experience = prepare_experience(self.task, self.settings, buffer, record, rng)
             after, _ = self.agent.observe(AgentState(state, buffer), experience)
-            return Update(number, jax.block_until_ready(after.learner))
+            return Update(number, state, jax.block_until_ready(after.learner))
 
         return update
 
-    def adopt(self, update: Update) -> None:
-        """Go on with what an update found, also where the machine works under other conditions by now."""
+    def adopt(self, update: Update) -> bool:
+        """Go on with what an update found, also where the machine works under other conditions by now.
+
+        Not where its conditions are forgotten, or the policy that it began with was taken back: whether it was taken.
+        """
         context = self.contexts.get(update.number)
-        if context is not None:
-            context.state = update.state
-            context.updates += 1
+        if context is None or context.state is not update.began:
+            return False
+        context.state = update.state
+        context.history = []  # what was said of the policy before
+        context.updates += 1
+        return True
 
 
 def _follow(usual: float, new: float, share: float) -> float:

@@ -10,23 +10,27 @@ Chunks that the machine has done are taken whenever `send` or `look` is called, 
 is computed in a thread of its own, while the machine goes on; its policy is handed over at the next chunk.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from firsthand_onboard.jobs import policy_digest
 from firsthand_onboard.link import identity
-from firsthand_onboard.work import DoneChunk, WorkClient, WorkRefused
+from firsthand_onboard.network import LinkError
+from firsthand_onboard.work import LOOK_S, DoneChunk, WorkClient, WorkRefused
 
 from ...agent import LearnerState
 from ...errors import UserError
 from ...robots.description import spec_difference
-from ...robots.onboard import as_record
-from ...robots.remote import RemoteAddress, security, signing_key
+from ...robots.onboard import Arrays, as_record
+from ...robots.remote import RemoteAddress, RemoteRobot, security, signing_key
+from ...runs.pytrees import from_arrays
 from ...tasks import Task
-from ..prior import gather
 from ..run import Run
 from .learner import Update, WorkLearner, WorkReport, WorkSettings
 
@@ -48,6 +52,8 @@ class WorkSession:
         say: Callable[[str], None] = print,
     ) -> None:
         """
+        `UserError` where the run, the machine or an argument cannot be used.
+
         Args:
             address: of the machine, tcp/host:port or tls/host:port.
             run: the folder of the run whose policy and model the day begins with.
@@ -56,24 +62,24 @@ class WorkSession:
             work: how work is learned from.
             say: told what happens, as sentences.
         """
-        source = Run.open(run)
+        at, source = RemoteAddress.parse(address), Run.open(run)
+        if source.config.base is not None:
+            raise UserError(f"{run} has learned on top of a controller, which a work session cannot take over yet.")
+        if authority is not None and not 0 < authority <= 1:
+            raise UserError(f"authority is {authority:g}, but must be above 0 and at most 1.")
         task = source.find_robot().task if task is None else task
-        prior = gather(task.spec, init_from=Path(run))
-        settings = source.config.settings
-        state = prior.initial(LearnerState.random(task.spec, settings, seed=source.config.seed))
-        at = RemoteAddress.parse(address)
+        if difference := spec_difference(source.description.spec, task.spec):
+            raise UserError(f"the policy of {run} cannot be used for this task: {difference}.")
+        settings, state = source.config.settings, newest_state(source)
         self.say = say
-        self.client = WorkClient(
-            at.address,
-            state.controller.arrays(),
-            security(),
-            authority=authority if authority is not None else _earned(source, at),
-            key=signing_key(),
-            run=f"work-{identity()[:8]}",
-        )
+        authority = _earned(source, at, task) if authority is None else authority
+        options = {"authority": authority, "key": signing_key(), "run": f"work-{identity()[:8]}"}
+        with self._linked():
+            self.client = WorkClient(at.address, state.controller.arrays(), security(), **options)
         if difference := spec_difference(self.client.spec, task.spec):
             self.client.close()
             raise UserError(f"the policy of {run} cannot work on {address}: {difference}.")
+        self._policy = policy_digest(state.controller.arrays())
         block = max(round(BLOCK_S / (task.steps * task.spec.period_s)), 1)
         self.learner = WorkLearner(task, settings, state, work, block_trajectories=block, seed=source.config.seed)
         self.reports: list[WorkReport] = []
@@ -90,38 +96,58 @@ class WorkSession:
 
     def start(self) -> np.ndarray:
         """The tracked output now: where work has to begin."""
-        return self.client.start()
+        with self._linked():
+            return self.client.start()
 
     def send(self, points: Any) -> None:
-        """More work; waits while a minute of it lies ahead. `UserError` says what is wrong with it."""
-        self.look()
-        try:
+        """More work; waits, and learns, while a minute of it lies ahead. `UserError` says what is wrong with it.
+
+        Where the machine has ended earlier work before it was done, that is said once, as a `UserError`.
+        """
+        with self._linked():
+            self._look()
+            while not self.client.has_room:
+                time.sleep(LOOK_S)
+                self._look()
             self.client.send(points)
-        except WorkRefused as error:
-            raise UserError(f"The machine refuses the work: {error}.") from None
-        self.look()
+            self._look()
 
     def look(self) -> None:
         """Take what the machine has done, and hand over what was learned."""
+        with self._linked():
+            self._look()
+
+    @contextmanager
+    def _linked(self) -> Iterator[None]:
+        """What the machine refuses, and a machine that is lost, as a `UserError`."""
+        try:
+            yield
+        except WorkRefused as error:
+            raise UserError(f"The machine refuses the work: {error}.") from None
+        except LinkError as error:
+            raise UserError(f"The machine is lost: {error}.") from None
+
+    def _look(self) -> None:
         for chunk in self.client.done():
             if chunk.ended != "done":
                 self.say(f"work ended: {chunk.ended}")
             if np.asarray(chunk.arrays["valid"]).any():
                 self._chunks.append(chunk)
-        if self._update is not None and self._update.done():
-            self.learner.adopt(self._update.result())
-            self._update = None
-            self._hand_over()
         while len(self._chunks) >= self.learner.block_trajectories:
             block, self._chunks = self._split()
             self._take(block)
+        if self._update is not None and self._update.done():
+            done, self._update = self._update, None
+            if self.learner.adopt(done.result()):
+                self._hand_over()
 
     def _split(self) -> tuple[list[DoneChunk], list[DoneChunk]]:
         count = self.learner.block_trajectories
         return self._chunks[:count], self._chunks[count:]
 
     def _take(self, block: list[DoneChunk]) -> None:
-        report = self.learner.take(as_record([chunk.arrays for chunk in block]))
+        judged = all(chunk.policy == self._policy for chunk in block)
+        report = self.learner.take(as_record(_alike([chunk.arrays for chunk in block])), judged=judged)
         self.reports.append(report)
         if report.choice != "same":
             self.say(f"{report.choice} conditions (number {report.context})")
@@ -133,16 +159,43 @@ class WorkSession:
             self._update = self._thread.submit(self.learner.begin_update())
 
     def _hand_over(self) -> None:
-        self.client.use(self.learner.controller.arrays())
+        arrays = self.learner.controller.arrays()
+        self._policy = policy_digest(arrays)
+        self.client.use(arrays)
 
     def close(self) -> None:
         """The machine finishes its chunk and rests; an update that is under way is thrown away."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        self.client.close()
+        try:
+            self.client.close()  # first: the machine does not go on while an update is waited for
+        finally:
+            self._thread.shutdown(wait=True, cancel_futures=True)
 
 
-def _earned(run: Run, at: RemoteAddress) -> float:
+def newest_state(run: Run) -> LearnerState:
+    """The learner's state after a run's last episode: model, policy, and the observer that the policy sees through."""
+    if not run.folder.checkpoints():
+        raise UserError(f"{run.path} has no finished episode, so there is no policy to work with.")
+    arrays, prefix = run.folder.load_checkpoint().arrays, "learner."
+    template = LearnerState.random(run.description.spec, run.config.settings, seed=run.config.seed)
+    mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    try:
+        return from_arrays(template, mine)
+    except UserError as error:
+        raise UserError(f"the checkpoint of {run.path} cannot be used: {error}") from None
+
+
+def _alike(chunks: list[Arrays]) -> list[Arrays]:
+    """With an observer's restarts in all of them where one ran in any: a policy may be handed over within a block."""
+    if not any("restarts" in chunk for chunk in chunks):
+        return chunks
+    none = np.zeros(chunks[0]["measured"].shape[-1], np.float32)
+    return [{"restarts": none, **chunk} for chunk in chunks]
+
+
+def _earned(run: Run, at: RemoteAddress, task: Task) -> float:
     """Share of the command range that the run has earned on this machine."""
-    from ...robots.remote import RemoteRobot
-
-    return run.earned_authority(RemoteRobot(at.address, run.find_robot().task))
+    robot = RemoteRobot(at.address, task)
+    try:
+        return run.earned_authority(robot)
+    finally:
+        robot.close()

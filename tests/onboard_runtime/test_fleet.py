@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from firsthand.errors import UserError
 from firsthand.robots.address import join_addresses
-from firsthand.robots.fleet import Fleet, FleetAddress
+from firsthand.robots.fleet import LOOK_S, Fleet, FleetAddress
 from firsthand.robots.remote import RemoteRobot
 from firsthand.tasks.base import EvaluationReference, Task
 from firsthand.tasks.cost import tracking_cost
@@ -21,7 +22,7 @@ from firsthand.training.judgement import GuardSettings
 from firsthand.training.recorder import MemoryRecorder
 from firsthand_onboard.toy import toy_spec
 
-from .processes import Rig, wait_for
+from .processes import Rig, stop, wait_for
 
 SPEED = 10
 SERVE = ("--speed", str(SPEED), "--lease", "5")
@@ -108,6 +109,58 @@ def test_a_machine_that_is_killed_and_comes_back_does_not_stop_the_other(machine
             assert isinstance(remembered, Guard)
             assert remembered.state == known.state
         assert len(again._episodes) == len(guard._episodes) == 4
+    finally:
+        fleet.close()
+
+
+def test_a_pause_holds_every_machine_and_nothing_is_lost(machines):
+    trainer, fleet = trainer_of(machines, toy_task())
+    paused, records = threading.Event(), []
+
+    def wait() -> bool:
+        waited = paused.is_set()
+        while paused.is_set():
+            time.sleep(0.01)
+        return waited
+
+    goals = np.tile(np.asarray([[-0.8, 0.7], [-0.2, 1.3]], np.float32), (30, 1))
+    fleet.before_trajectory = wait
+    try:
+        assert fleet.pauses_between_trajectories
+        policy = trainer.state.controller
+        episode = threading.Thread(target=lambda: records.append(fleet.run_episode(policy, goals)))
+        episode.start()
+        for machine in machines:
+            wait_for(lambda m=machine: m.moving() and m.last().get("command"), "motion")
+        time.sleep(1.0)  # some trajectories are done
+        paused.set()
+        fleet.finish_trajectory()
+        wait_for(lambda: not any(machine.moving() for machine in machines), "rest")
+        time.sleep(0.5)
+        assert not any(machine.moving() for machine in machines)
+        paused.clear()
+        episode.join()
+        assert records[0].valid.all()
+        assert (np.bincount(records[0].machines) == 30).all()
+    finally:
+        paused.clear()
+        fleet.close()
+
+
+def test_a_machine_that_waits_for_its_operator_gets_no_share(machines, monkeypatch):
+    monkeypatch.setattr("firsthand.robots.fleet.DROP_S", 0.5)
+    _, fleet = trainer_of(machines, toy_task())
+    try:
+        assert [share for share, _ in fleet.shares(4)] == [2, 2]
+        operator = machines[1].client("operator", operator=True)
+        stop(operator)
+        operator.close()
+        assert [share for share, _ in fleet.shares(4)] == [4]
+        assert "waits for its operator" in fleet.members[1].away
+        time.sleep(2.5 * LOOK_S)
+        assert [member.index for member in fleet.present] == [0]  # it can be read, but would not move
+        assert machines[1].acknowledge() == "idle"
+        wait_for(lambda: len(fleet.present) == 2, "the machine to take part again")
     finally:
         fleet.close()
 

@@ -69,6 +69,15 @@ def test_a_machine_that_is_like_the_others_is_left_alone(model):
     assert fit_offsets(model, []) == {}
 
 
+def test_a_machine_of_which_nothing_is_known_is_left_alone_and_changes_nothing(model):
+    states, commands = drive(model, 0, np.random.default_rng(2), 4, 40)
+    rollout = Rollout.from_arrays(jnp.asarray(states), jnp.asarray(commands))
+    sound = rollout.valid.at[2:].set(False)
+    found = fit_offsets(model, [SeenEpisode(rollout, sound, np.repeat([0, 1], 2))])
+    assert set(found) == {0}
+    np.testing.assert_array_equal(np.concatenate(found[0]), 0.0)  # the model has learned from it alone
+
+
 def test_the_policy_of_a_machine_makes_up_for_its_difference():
     controller = Controller(Policy.random(SPEC, key=jax.random.key(1), last_gain=0.1))
     offset = Offset(np.asarray([0.05, -0.05]), np.asarray([0.02, 0.0]))

@@ -123,6 +123,7 @@ class Fleet(AbstractRobot):
 
     hardware = True
     has_authority = True
+    pauses_between_trajectories = True
 
     def __init__(self, robots: Sequence[RemoteRobot], *, patience_s: float = PATIENCE_S) -> None:
         self.members: list[Member] = [Member(robot, i) for i, robot in enumerate(robots)]
@@ -153,7 +154,7 @@ class Fleet(AbstractRobot):
                 break
             if self.stop_wanted is not None and self.stop_wanted():
                 raise EpisodeAbandoned
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or all(member.excluded for member in self.members):
                 raise UserError(f"None of the machines is there: {self.members[0].away}")
             time.sleep(0.2)
         turn = self._episodes % len(found)
@@ -163,11 +164,11 @@ class Fleet(AbstractRobot):
         return [(share, measured) for (_, share), (_, measured) in zip(self._division, order, strict=True)]
 
     def _look(self) -> list[tuple[Member, np.ndarray]]:
-        """What each machine that takes part measures, asked at the same time."""
+        """What each machine that takes part measures, asked at the same time. One that would not move takes no part."""
         found: dict[int, np.ndarray] = {}
 
         def look(member: Member) -> None:
-            found[member.index] = member.robot.measured()
+            found[member.index] = member.robot.measured_if_ready()
 
         self._together([(member, look) for member in self.present])
         return [(member, found[member.index]) for member in self.members if member.index in found]
@@ -177,7 +178,9 @@ class Fleet(AbstractRobot):
         failed: list[BaseException] = []
 
         def guarded(member: Member, action: Callable[[Member], None]) -> None:
-            member.robot.patience_s, member.robot.stop_wanted = DROP_S, self.stop_wanted
+            robot = member.robot
+            robot.patience_s, robot.stop_wanted = DROP_S, self.stop_wanted
+            robot.before_trajectory = self.before_trajectory
             try:
                 action(member)
             except RobotAway as error:
@@ -205,14 +208,14 @@ class Fleet(AbstractRobot):
         notify(f"{member.address} takes no part: {why}{'' if member.excluded else ' The others go on.'}")
         if not member.excluded and member.index not in self._looking:
             self._looking.add(member.index)
-            threading.Thread(target=self._look_for, args=(member,), daemon=True).start()
+            threading.Thread(target=self._look_for, args=(member, self._closed, self._looking), daemon=True).start()
 
-    def _look_for(self, member: Member) -> None:
-        """Until the machine is there again."""
-        while not self._closed.wait(LOOK_S):
-            member.robot.patience_s = 0.0
+    def _look_for(self, member: Member, closed: threading.Event, looking: set[int]) -> None:
+        """Until the machine is there again and would move, or the fleet is closed."""
+        while not closed.wait(LOOK_S):
+            member.robot.patience_s, member.robot.before_trajectory = 0.0, None
             try:
-                member.robot.measured()
+                member.robot.measured_if_ready()
             except RobotAway:
                 continue
             except EpisodeAbandoned:
@@ -221,11 +224,13 @@ class Fleet(AbstractRobot):
                 member.excluded, member.away = True, str(error)
                 notify(f"{member.address} takes no part: {error}")
                 break
-            self._looking.discard(member.index)
+            if closed.is_set():
+                break
+            looking.discard(member.index)
             notify(f"{member.address} takes part from the next episode on.")
             member.away = ""
             return
-        self._looking.discard(member.index)
+        looking.discard(member.index)
 
     # An episode.
 
@@ -352,7 +357,8 @@ class Fleet(AbstractRobot):
         def stop(member: Member) -> None:
             answers[member.index] = f"{member.address}: {member.robot.stop_at_once()}"
 
-        threads = [threading.Thread(target=stop, args=(member,), daemon=True) for member in self.present]
+        # Also one that takes no part: where its link was lost it may still move.
+        threads = [threading.Thread(target=stop, args=(member,), daemon=True) for member in self.members]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -365,7 +371,9 @@ class Fleet(AbstractRobot):
         for member in self.members:
             with contextlib.suppress(UserError):
                 member.robot.close()
-        self._closed = threading.Event()
+            if not member.excluded:  # whoever uses the fleet again asks all of them again
+                member.away = ""
+        self._closed, self._looking = threading.Event(), set()
 
 
 def _as_record(done: Sequence[Arrays | None], machines: np.ndarray) -> EpisodeRecord:

@@ -286,7 +286,10 @@ class RemoteRobot(OnboardRobot):
         self.task, self.address, self.run, self.patience_s = task, address, run, patience_s
         self.authority = FIRST_AUTHORITY
         self.arrived: Callable[[int, Arrays], None] | None = None
-        """Called with the index and the arrays of each trajectory as it arrives, while the robot still moves."""
+        """Called with the index, of all that was asked for, and the arrays of each trajectory as it arrives, while the
+        robot still moves."""
+        self._before_pause = 0
+        """How many trajectories were done before a pause; the job that runs begins with the next one."""
         self._say_to = say
         self._trouble: float | None = None
         self._said = ""
@@ -301,6 +304,20 @@ class RemoteRobot(OnboardRobot):
         def measured() -> np.ndarray:
             self._wait_for_home()
             return read_measured(self.task.spec, self._ask("status"))
+
+        return self._until_it_works(measured)
+
+    def measured_if_ready(self) -> Float[np.ndarray, " measured"]:
+        """What the sensors say, of a machine that would move for us; one that would not is waited for as one away."""
+
+        def measured() -> np.ndarray:
+            self._wait_for_home()
+            message = self._ask("status")
+            status = read_status(message)
+            self._check_no_fault(status)
+            if status.taken and not status.yours:
+                raise Interrupted("another trainer holds the lease")
+            return read_measured(self.task.spec, message)
 
         return self._until_it_works(measured)
 
@@ -323,6 +340,7 @@ class RemoteRobot(OnboardRobot):
             if kind == "visit" and self._was_paused:
                 done.extend(found[i] for i in itertools.takewhile(found.__contains__, itertools.count()))
             self._was_paused = False
+            self._before_pause = len(done)
             found.clear()
             left = {name: value[len(done) :] for name, value in arrays.items()} if kind == "visit" else arrays
             return [*done, *self._attempt(kind, policy, left, count - len(done), found)]
@@ -447,7 +465,7 @@ class RemoteRobot(OnboardRobot):
                 raise Interrupted(sent.ended)
             found[sent.index] = sent.arrays
             if self.arrived is not None:
-                self.arrived(sent.index, sent.arrays)
+                self.arrived(self._before_pause + sent.index, sent.arrays)
 
     def _send_policy(self, policy: Policy | Controller) -> str:
         arrays = as_controller(policy).arrays()
@@ -465,15 +483,18 @@ class RemoteRobot(OnboardRobot):
         """Connected, without a fault, and with the lease in our hands."""
         connection = self._connect()
         status = self._status()
+        self._check_no_fault(status)
+        if not status.yours:
+            self._ask("arm")
+            connection.client.keep_lease(connection.about.lease_s / 4)
+        return connection.client
+
+    def _check_no_fault(self, status: Status) -> None:
         if status.state == "fault":
             raise Interrupted(
                 f"the robot waits for its operator ({status.fault}); look at it, then run "
                 f"`firsthand-onboard acknowledge {self.address}`"
             )
-        if not status.yours:
-            self._ask("arm")
-            connection.client.keep_lease(connection.about.lease_s / 4)
-        return connection.client
 
     def _connect(self) -> Connection:
         known = _CONNECTIONS.get(self.address)

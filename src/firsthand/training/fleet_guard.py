@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from firsthand_onboard import ControlSpec
 
 from ..evaluation import tracking_metrics
@@ -48,6 +50,8 @@ class FleetGuard(AbstractSupervisor):
         self.fleet, self.task = fleet, fleet.task
         self.guards = {member.index: make(member.robot) for member in fleet.members}
         self.offsets: dict[int, Offset] = {}
+        self._decided: dict[int, Controller] = {}
+        """What each machine's supervisor decided on for the next episode."""
         self._episodes: deque[SeenEpisode] = deque(maxlen=OFFSET_EPISODES)
 
     def decide(self, candidate: Candidate, meanwhile: Meanwhile) -> Decision:
@@ -62,6 +66,7 @@ class FleetGuard(AbstractSupervisor):
             if decision.authority is not None:
                 member.robot.authority = decision.authority
             offset = self.offsets.get(member.index)
+            self._decided[member.index] = decision.policy
             member.controller = decision.policy if offset is None else with_offset(decision.policy, offset)
             decisions.append((member, decision))
         held = [decision for _, decision in decisions if decision.prediction_holds]
@@ -72,20 +77,30 @@ class FleetGuard(AbstractSupervisor):
         )
 
     def judge(self, summary: EpisodeSummary, policy: Controller) -> None:
-        """Each machine's supervisor judges what that machine did; one that took no part learns nothing."""
+        """Each machine's supervisor judges what that machine did, with the policy that it decided on for it.
+
+        `policy` is the loop's, which all have run where an operator chose it. One that took no part learns nothing.
+        """
         self._remember(summary.record)
         for entry in summary.metrics["machines"]:
-            own = part_of(summary.record, entry["index"])
+            index = entry["index"]
+            own, alike = part_of(summary.record, index), self.fleet.members[index].controller is None
             metrics = MappingProxyType({**summary.metrics, **entry})
-            self.guards[entry["index"]].judge(EpisodeSummary(summary.episode, metrics, own), policy)
+            ran = policy if alike else self._decided[index]
+            self.guards[index].judge(EpisodeSummary(summary.episode, metrics, own), ran)
 
     def resume(self, recorder: AbstractRecorder, episode: int, robot: AbstractRobot, name: str) -> list[str]:
         """Remember what was known of each machine."""
         spec, notes = self.task.spec, []
+        views = {m.index: MachineView(recorder, m.robot.machine_id, m.address) for m in self.fleet.members}
         for number in range(max(1, episode - OFFSET_EPISODES + 1), episode + 1):
-            self._remember(recorder.load_record(number, spec))
+            record = recorder.load_record(number, spec)
+            if record.machines is not None:  # by the numbers that they had then
+                then = {view.index_in(number): index for index, view in views.items()}
+                now = np.asarray([then.get(int(index), -1 - int(index)) for index in record.machines], np.int32)
+                self._remember(dataclasses.replace(record, machines=now))
         for member in self.fleet.members:
-            view = MachineView(recorder, member.robot.machine_id, member.address)
+            view = views[member.index]
             rows = view.metrics()
             if rows:
                 last = int(rows[-1]["episode"])
@@ -125,10 +140,14 @@ class MachineView(AbstractRecorder):
 
     def load_record(self, episode: int, spec: ControlSpec) -> EpisodeRecord:
         """What this machine did in an episode."""
-        row = next(row for row in self.recorder.metrics() if row["episode"] == episode)
-        entry = self._entry(row)
-        assert entry is not None
-        return part_of(self.recorder.load_record(episode, spec), entry["index"])
+        index = self.index_in(episode)
+        assert index is not None
+        return part_of(self.recorder.load_record(episode, spec), index)
+
+    def index_in(self, episode: int) -> int | None:
+        """The machine's number in an episode, as `EpisodeRecord.machines` has it; None where it took no part."""
+        entry = self._entry(next(row for row in self.recorder.metrics() if row["episode"] == episode))
+        return None if entry is None else int(entry["index"])
 
     def _entry(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         for entry in row.get("machines") or ():

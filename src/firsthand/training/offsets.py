@@ -116,6 +116,8 @@ def fit_offsets(dynamics: Dynamics, episodes: Sequence[SeenEpisode]) -> dict[int
         scale = missed_scale(dynamics, seen.rollout, seen.sound)
         for machine in np.unique(seen.machines):
             counts = seen.sound & jnp.asarray(seen.machines == machine)[:, None]
+            if not counts.any():  # nothing is known of it: it is no part of the mean either
+                continue
             new = gather_evidence(dynamics, seen.rollout, counts, scale)
             known = evidence.get(int(machine))
             evidence[int(machine)] = new if known is None else jax.tree.map(jnp.add, known, new)

@@ -64,7 +64,7 @@ class FitSettings:
     """Windows per step."""
     rate: float = 3e-3
     """Adam's step size at first; it falls to a fiftieth along a cosine."""
-    rollout_steps: int = 3000
+    rollout_steps: int = 6000
     """Adam steps on long windows; 0 leaves this out."""
     rollout_s: float = 1.0
     """How long they are."""

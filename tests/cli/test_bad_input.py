@@ -408,3 +408,8 @@ def test_no_checkpoint_is_good(firsthand: Firsthand, uninterrupted, tmp_path: Pa
     assert said.startswith(f"no checkpoint in {run / 'checkpoints'} can be used (")
     assert f"{EPISODES:06d}.safetensors: it is cut short or is no safetensors file" in said
     assert tree(run) == before
+
+
+def test_several_machines_do_not_learn_on_top_of_a_base(refusal):
+    said = refusal("train", "excavator@tcp/127.0.0.1:1", "excavator@tcp/127.0.0.1:2", "--base", "pi")
+    assert said == "ROBOT names several machines, but only one learns on top of a base: name one, or leave --base."

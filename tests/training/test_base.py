@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +15,7 @@ import pytest
 from firsthand.agent.memory import LoopDynamics, loop_cost, loop_dynamics
 from firsthand.controllers.bases import find_base
 from firsthand.errors import UserError
+from firsthand.logs import Transitions
 from firsthand.models import Controller, Dynamics
 from firsthand.models.function_base import function_base
 from firsthand.optim.gradient import closed_loop_gradient, mean_cost
@@ -231,6 +233,32 @@ def test_a_model_that_predicts_what_it_has_not_seen_needs_no_trial():
         assert settings.trials[state.trial] == share
     again = judge_with_base(state, settings, row(2, 1.0) | {"prediction_error": 0.1})
     assert settings.trials[again.trial] == 1.0
+
+
+def test_what_a_spike_shows_is_no_error_of_a_trial(learned):
+    made, _, records = learned
+    record, policy = records[1], made.state.controller
+    measured, sound = record.measured.copy(), record.valid.copy()
+    measured[0, 3] += 50.0
+    sound[0, 2:4] = False  # the steps to it and from it
+    spiked = dataclasses.replace(record, measured=measured, truth=None)
+    clean = base_metrics(made.task.spec, policy, dataclasses.replace(record, truth=None), 1, sound)
+    found = base_metrics(made.task.spec, policy, spiked, 1, sound)
+    assert found["tried_error"] == pytest.approx(clean["tried_error"])
+    assert base_metrics(made.task.spec, policy, spiked, 1)["tried_error"] > 2 * clean["tried_error"]
+
+
+def test_a_model_from_logs_is_known_to_the_guard(learned):
+    made, *_ = learned
+    from firsthand.cli.train import Train
+
+    robot = SimpleNamespace(members=(), has_authority=False, task=made.task)
+    for rows, informed in ((0, False), (5, True)):
+        taken = Transitions(*(np.zeros((rows, 1), np.float32) for _ in range(3)))
+        prior = Prior(base=made.prior.base, taken=(taken,))
+        guard = Train(robot="x")._supervisor(robot, None, None, prior)
+        assert guard.settings.informed is informed
+        assert not prior.has_seen_motion  # random commands stay, small: what the base rejects says nothing of them
 
 
 def test_in_a_trial_the_base_runs_most_of_an_episode(learned):

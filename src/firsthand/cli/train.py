@@ -125,10 +125,13 @@ class Train:
         if self.base_mode is not None and self.base is None and not self.resume:
             raise UserError(f"base-mode is {self.base_mode!r}, but there is no --base.")
         if self.resume:
+            among_several = is_fleet(found)
             run, config, found, base = open_run(self, path, found)
+            check_base_alone(among_several, base is not None)
             prior, made = Prior.of_run(run, config, base), None
         else:
             check_free(path)  # before a base is identified: that moves the robot
+            check_base_alone(is_fleet(found), self.base is not None)
             base = self._find_base(found, config)
             found = found if base is None else base.put_inside(found)
             prior = dataclasses.replace(gather(found.task.spec, **self._origin()), base=base)
@@ -280,7 +283,7 @@ class Train:
             guard = Guard(robot.task, self._guard_settings(), approve)
         if prior.base is None:
             return guard
-        settings = BaseSettings(informed=prior.has_seen_motion)
+        settings = BaseSettings(informed=prior.informs_model)
         return BaseGuard(robot.task.spec, guard, settings, gate_authority=self.authority)
 
     def _page(self, run: Path) -> Any:
@@ -306,6 +309,21 @@ class Train:
             folder = recorder.run.path
             found.append(Tracker(SERVICES[name](folder), folder.name, config.as_dict(), recorder.metrics, notify))
         return tuple(found)
+
+
+def is_fleet(found: Any) -> bool:
+    """Whether a robot is several machines."""
+    from ..robots.fleet import FleetSource
+
+    return isinstance(found.source, FleetSource)
+
+
+def check_base_alone(among_several: bool, has_base: bool) -> None:
+    """Raise `UserError` for several machines on a base: trials of the learned part are not divided among machines."""
+    if among_several and has_base:
+        raise UserError(
+            "ROBOT names several machines, but only one learns on top of a base: name one, or leave --base."
+        )
 
 
 def default_folder(robot: str, preset: str, seed: int, sensors: str | None = None) -> Path:

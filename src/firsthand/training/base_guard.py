@@ -22,6 +22,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.base_control import FADE_S, NO_LIMIT, WINDOW_S
@@ -192,11 +193,16 @@ def with_authority(controller: Controller, authority: float, error_limit: float)
 
 
 def base_metrics(
-    spec: ControlSpec, policy: Controller, record: EpisodeRecord, tried: int | None = None
+    spec: ControlSpec,
+    policy: Controller,
+    record: EpisodeRecord,
+    tried: int | None = None,
+    sound: Bool[np.ndarray, "trajectories steps"] | None = None,
 ) -> dict[str, float]:
     """Of an episode on top of a base: authority, largest error of half a second, share of steps of the base alone.
 
-    Where the learned part acted in the first `tried` trajectories only, of these; and the errors of both parts.
+    Where the learned part acted in the first `tried` trajectories only, of these; and the errors of both parts, over
+    the `sound` steps: a spike of a sensor is nobody's error.
     """
     control = policy.policy.control
     if control is None:
@@ -204,7 +210,9 @@ def base_metrics(
     more: dict[str, float] = {}
     if tried is not None and tried < len(record.commands):
         parts = (record.part(slice(tried)), record.part(slice(tried, None)))
-        errors = [tracking_metrics(spec, (dataclasses.replace(part, truth=None),)).mean_error for part in parts]
+        counted = dataclasses.replace(record, truth=None, valid=record.valid if sound is None else sound)
+        halves = (counted.part(slice(tried)), counted.part(slice(tried, None)))
+        errors = [tracking_metrics(spec, (half,)).mean_error for half in halves]
         more = {"learned_share": tried / len(record.commands), "tried_error": errors[0], "alone_error": errors[1]}
         record = parts[0]
     limit = float(control.error_limit)

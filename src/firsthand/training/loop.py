@@ -145,7 +145,7 @@ class Trainer:
         metrics = episode_metrics(self.episode, self.robot, record, self.state, update)
         horizon = self.horizon.steps  # of this episode; `update` chooses that of the next
         metrics |= {"horizon": horizon, "early_ends": self.horizon.update(record), "update_time_s": update_time_s}
-        metrics |= base_metrics(self.task.spec, policy, record, tried)
+        metrics |= base_metrics(self.task.spec, policy, record, tried, np.asarray(update.valid))
         if self.robot.members:
             identity = self.recorder.identity
             metrics |= fleet_metrics(self.robot, self.task, record, identity, self.episode, self._robot_time_s)

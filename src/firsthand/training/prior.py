@@ -65,8 +65,11 @@ class Prior:
 
         On top of a base they are small, and stay: a log of the base alone shows nothing beside what the base does.
         """
-        if self.base is not None:
-            return False
+        return self.base is None and self.informs_model
+
+    @property
+    def informs_model(self) -> bool:
+        """Whether the model has learned before the first episode: from logs, or in another run."""
         return bool(self.rows) or (self.init is not None and self.init.takes_model)
 
     def files(self) -> dict[str, bytes]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from firsthand.plants.probes import DelayedDoubleIntegrator
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand_lab.baselines.pid import follow_episode
 from firsthand_lab.baselines.predictive import design, learner, program, recording
+from firsthand_lab.baselines.predictive.controller import PredictiveController
 from firsthand_lab.baselines.predictive.deepc import DeePC, change_cost
 from firsthand_lab.baselines.predictive.input_map import InputMap, choose_map
 from firsthand_lab.baselines.predictive.joint_reference import JointReference
@@ -271,3 +274,19 @@ def test_a_missing_solver_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "osqp", None)
     with pytest.raises(UserError, match=r"need the solver OSQP .* `make peers`, or pip install .*lab\[mpc\]"):
         program.require()
+
+
+def test_a_reading_that_did_not_come_does_not_stay_in_the_correction():
+    controller = PredictiveController.__new__(PredictiveController)
+    predictor = SimpleNamespace(
+        past=1,
+        horizon=2,
+        features=lambda commands, measured: measured,
+        predict=lambda features, commands: np.zeros((1, 2)),
+    )
+    controller.law = SimpleNamespace(predictor=predictor, weights=np.ones(1), correction=0.5)  # pyright: ignore
+    robot: Any = SimpleNamespace(known=5, commands=np.zeros((3, 1)), bias=np.zeros((2, 1)))
+    for reading, bias in ((np.nan, 0.0), (1.0, 0.5)):
+        robot.measured = np.array([[0.0], [1.0], [reading]])
+        controller._correct(robot)
+        assert robot.bias[1, 0] == bias

@@ -156,4 +156,5 @@ class PredictiveController:
         features = predictor.features(robot.commands[:past].reshape(1, -1), robot.measured[:past].reshape(1, -1))
         found = predictor.predict(features, robot.commands[past:].reshape(1, -1)).reshape(horizon, outputs)
         missed = robot.measured[past:, :outputs] - found
-        robot.bias = robot.bias + law.correction * (missed - robot.bias)
+        if np.isfinite(missed).all():  # a value that did not come would stay in the filter for ever
+            robot.bias = robot.bias + law.correction * (missed - robot.bias)

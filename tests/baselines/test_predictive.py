@@ -270,6 +270,14 @@ def test_a_robot_whose_recording_is_all_pieces_is_refused():
         design.choose_deepc(request)
 
 
+@pytest.mark.parametrize("valid", [np.arange(400) % 8 != 0, np.arange(400) < 30])
+def test_so_it_is_before_the_map_of_its_commands_is_looked_for(valid):
+    _, task = plant_and_task("excavator")
+    series = Series(np.zeros((401, 8)), np.zeros((400, 4)), valid)
+    with pytest.raises(UserError, match="not enough stretches of 18 steps"):
+        design.find_map(task, series)
+
+
 def test_a_missing_solver_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "osqp", None)
     with pytest.raises(UserError, match=r"need the solver OSQP .* `make peers`, or pip install .*lab\[mpc\]"):

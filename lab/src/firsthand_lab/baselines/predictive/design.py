@@ -14,7 +14,7 @@ from firsthand_onboard.features import command_feature
 from .controller import Law
 from .deepc import AS_GOOD, LAMBDAS, DeePC, judged_cost
 from .deepc import RIDGES as DEEPC_RIDGES
-from .input_map import InputMap, choose_map
+from .input_map import AHEAD, LEAST, PAST, InputMap, choose_map
 from .joint_reference import output_weights
 from .koopman import RIDGES, SPLINES, UNSTABLE, Koopman
 from .prediction import AbstractPredictor
@@ -54,10 +54,15 @@ class Request:
                 found = True
                 yield past, *windows.split(past + self.horizon)
         if not found:
-            raise UserError(
-                "the robot was stopped or restarted too often while it was excited: there are not enough stretches of "
-                f"{PASTS[0] + self.horizon} steps for a predictor; see: firsthand inspect."
-            )
+            raise in_pieces(PASTS[0] + self.horizon)
+
+
+def in_pieces(steps: int) -> UserError:
+    """What is said of a recording with too few stretches of this length."""
+    return UserError(
+        "the robot was stopped or restarted too often while it was excited: there are not enough stretches of "
+        f"{steps} steps for a predictor; see: firsthand inspect."
+    )
 
 
 def horizon_of(spec: ControlSpec) -> int:
@@ -69,7 +74,10 @@ def find_map(task: Task, series: Series) -> InputMap:
     """The static map of the commands, from the excitation alone."""
     spec = task.spec
     at_rest = np.asarray(command_feature(spec, np.asarray(neutral(spec), float)))
-    return choose_map(series, at_rest, len(Signals.of(spec).outputs))
+    outputs = len(Signals.of(spec).outputs)
+    if len(Windows.of(series, series.commands, outputs, past=PAST, horizon=AHEAD)) < LEAST:
+        raise in_pieces(PAST + AHEAD)
+    return choose_map(series, at_rest, outputs)
 
 
 def make_law(task: Task, series: Series, inputs: InputMap, choose: Callable[[Request], AbstractPredictor]) -> Law:

@@ -25,6 +25,8 @@ CREEP = 0.02
 PAST, AHEAD, EVERY = 6, 12, 2
 """Of the regression that maps are compared by: steps back, steps ahead, and every how many windows."""
 RIDGE = 1e-6
+LEAST = 4 * (PAST + AHEAD)
+"""Windows without which nothing can be held out."""
 
 
 @dataclass(frozen=True)

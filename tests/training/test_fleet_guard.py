@@ -95,6 +95,24 @@ def test_each_supervisor_judges_the_policy_that_its_machine_ran(make_probe_task)
     assert [guard.guards[i].judged[-1] for i in (0, 1)] == [new, new]  # pyright: ignore
 
 
+def test_a_machine_that_is_away_does_not_speak_for_the_others(make_probe_task):
+    task = probe(make_probe_task)
+    fleet = fleet_of(task, "tcp/a:1", "tcp/b:1")
+    new, old = (Controller(Policy.random(task.spec, key=jax.random.key(i))) for i in range(2))
+    choosers = iter([Chooser(new), Chooser(old)])
+    guard = FleetGuard(fleet, lambda robot: next(choosers))
+    candidate = Candidate(new, Dynamics.random(task.spec, (8,), key=jax.random.key(2)), False)
+    decision = guard.decide(candidate, lambda: None)
+    assert decision.policy is new
+    assert decision.prediction_holds
+    fleet.members[0].away = "its link was lost"
+    decision = guard.decide(candidate, lambda: None)
+    assert decision.policy is old
+    assert not decision.prediction_holds
+    fleet.members[1].away = "so was this one's"
+    assert guard.decide(candidate, lambda: None).policy is new  # nobody is there yet: they may join
+
+
 def test_a_machine_keeps_what_was_seen_of_it_where_a_run_goes_on_with_the_addresses_in_another_order(
     make_probe_task, monkeypatch
 ):

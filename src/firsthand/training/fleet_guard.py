@@ -55,7 +55,8 @@ class FleetGuard(AbstractSupervisor):
         self._episodes: deque[SeenEpisode] = deque(maxlen=OFFSET_EPISODES)
 
     def decide(self, candidate: Candidate, meanwhile: Meanwhile) -> Decision:
-        """One decision per machine; the fleet is told what each runs. The loop goes on with the candidate if any does.
+        """One decision per machine; the fleet is told what each runs. The loop goes on with the candidate if one does that
+        is there.
 
         A machine that is away is decided for, too: it may join.
         """
@@ -69,8 +70,9 @@ class FleetGuard(AbstractSupervisor):
             self._decided[member.index] = decision.policy
             member.controller = decision.policy if offset is None else with_offset(decision.policy, offset)
             decisions.append((member, decision))
-        held = [decision for _, decision in decisions if decision.prediction_holds]
-        chosen = held[0] if held else decisions[0][1]
+        there = [decision for member, decision in decisions if not member.away] or [found for _, found in decisions]
+        held = [decision for decision in there if decision.prediction_holds]
+        chosen = held[0] if held else there[0]
         reasons = [f"{member.address}: {decision.reason}" for member, decision in decisions if decision.reason]
         return chosen._replace(
             prediction_holds=bool(held), authority=None, reason="; ".join(reasons) if reasons else ""

@@ -125,13 +125,12 @@ class Train:
         if self.base_mode is not None and self.base is None and not self.resume:
             raise UserError(f"base-mode is {self.base_mode!r}, but there is no --base.")
         if self.resume:
-            among_several = is_fleet(found)
             run, config, found, base = open_run(self, path, found)
-            check_base_alone(among_several, base is not None)
+            check_base_alone(config.robot, base is not None)
             prior, made = Prior.of_run(run, config, base), None
         else:
             check_free(path)  # before a base is identified: that moves the robot
-            check_base_alone(is_fleet(found), self.base is not None)
+            check_base_alone(config.robot, self.base is not None)
             base = self._find_base(found, config)
             found = found if base is None else base.put_inside(found)
             prior = dataclasses.replace(gather(found.task.spec, **self._origin()), base=base)
@@ -311,16 +310,11 @@ class Train:
         return tuple(found)
 
 
-def is_fleet(found: Any) -> bool:
-    """Whether a robot is several machines."""
-    from ..robots.fleet import FleetSource
-
-    return isinstance(found.source, FleetSource)
-
-
-def check_base_alone(among_several: bool, has_base: bool) -> None:
+def check_base_alone(robot: str, has_base: bool) -> None:
     """Raise `UserError` for several machines on a base: trials of the learned part are not divided among machines."""
-    if among_several and has_base:
+    from ..robots.address import is_fleet
+
+    if has_base and is_fleet(robot):
         raise UserError(
             "ROBOT names several machines, but only one learns on top of a base: name one, or leave --base."
         )

@@ -55,8 +55,8 @@ class FleetGuard(AbstractSupervisor):
         self._episodes: deque[SeenEpisode] = deque(maxlen=OFFSET_EPISODES)
 
     def decide(self, candidate: Candidate, meanwhile: Meanwhile) -> Decision:
-        """One decision per machine; the fleet is told what each runs. The loop goes on with the candidate if one does that
-        is there.
+        """One decision per machine; the fleet is told what each runs. The loop goes on with the candidate if one
+        does that is there.
 
         A machine that is away is decided for, too: it may join.
         """

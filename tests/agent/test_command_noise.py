@@ -1,5 +1,7 @@
 """Commands in a dead band: found, and left, where the gradient alone never leaves it."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,14 @@ import pytest
 
 from firsthand import optim
 from firsthand.agent.buffer import ImaginedStarts
-from firsthand.agent.command_noise import CommandNoise, Saturated, disturb_commands, find_dead_bands
+from firsthand.agent.command_noise import (
+    FARTHEST,
+    CommandEffects,
+    CommandNoise,
+    Saturated,
+    disturb_commands,
+    find_effects,
+)
 from firsthand.agent.corrected_model import make_rollout_inputs
 from firsthand.agent.improvement import improve_policy
 from firsthand.models import Policy
@@ -54,8 +63,29 @@ def drive(task, level: float) -> optim.Rollout:
     [(0.0, 0.0, 0.0), (BAND, 0.0, 1.0), (BAND, 0.3, 1.0), (BAND, 0.7, 0.0), (BAND, -0.7, 0.0)],
 )
 def test_a_dead_band_is_found_where_the_commands_are(task, band: float, level: float, expected: float) -> None:
-    found = find_dead_bands(task.spec, valve(band), drive(task, level), preset("fast"))
+    found = find_effects(task.spec, valve(band), drive(task, level), preset("fast")).dead_bands
     np.testing.assert_allclose(found, [expected], atol=1e-3)
+
+
+@pytest.mark.parametrize("gain", [0.05, 0.3, 3.0])
+def test_offsets_reach_as_far_as_a_reference_may_ask_for(task, gain: float) -> None:
+    """A change δ held for n steps moves x⁺ = x + g u by n g δ: to be `FARTHEST` times what a reference does."""
+    settings = preset("fast")
+    steps, scales = settings.model.horizon, task.spec.scales
+    usual = min(scales.measured_scale[0], steps * scales.change_scale[0])
+    expected = FARTHEST * usual / (steps * gain)
+
+    def dynamics(state, command):
+        return jnp.concat([state[:1] + gain * command, command])
+
+    reach = float(find_effects(task.spec, dynamics, drive(task, 0.0), settings).reach[0])
+    assert reach == pytest.approx(expected if expected < 1 else np.inf, rel=0.01)
+
+
+def test_where_nothing_was_measured_there_are_no_offsets(task) -> None:
+    rollout = drive(task, 0.0)
+    unseen = dataclasses.replace(rollout, valid=jnp.zeros_like(rollout.valid))
+    np.testing.assert_array_equal(find_effects(task.spec, valve(BAND), unseen, preset("fast")).reach, [0.0])
 
 
 def test_beyond_its_limits_a_command_changes_nothing(task) -> None:
@@ -78,9 +108,10 @@ def test_only_imagined_trajectories_are_disturbed_and_more_so_in_a_dead_band(tas
     rollout = optim.roll_out(policy, valve(BAND), starts, previews=previews)
     inputs = make_rollout_inputs(valve(BAND), rollout, ImaginedStarts(*following(task, 200, 1)))
 
-    def spread(dead_band: float, need: float) -> float:
+    def spread(dead_band: float, need: float, reach: float = np.inf) -> float:
         noise = CommandNoise(jax.random.key(3), jnp.asarray(need))
-        offsets = disturb_commands(inputs, policy, 4, jnp.asarray([dead_band]), preset("fast"), noise).offsets
+        effects = CommandEffects(jnp.asarray([dead_band]), jnp.asarray([reach]))
+        offsets = disturb_commands(inputs, policy, 4, effects, preset("fast"), noise).offsets
         assert offsets is not None
         assert (offsets[:4] == 0).all()
         return float(jnp.std(offsets[4:]))
@@ -89,6 +120,7 @@ def test_only_imagined_trajectories_are_disturbed_and_more_so_in_a_dead_band(tas
     assert spread(0.0, 1.0) == pytest.approx(float(amplitude) / np.sqrt(3), rel=0.15)
     assert spread(1.0, 1.0) == pytest.approx(2 * spread(0.0, 1.0))
     assert spread(1.0, 0.1) == pytest.approx(0.1 * spread(1.0, 1.0))
+    assert spread(1.0, 1.0, reach=amplitude / 4) == pytest.approx(spread(0.0, 1.0) / 4)
 
 
 def test_a_policy_leaves_the_dead_band_with_noise_and_not_without(task) -> None:

@@ -55,17 +55,23 @@ def flat_of(policy):
     return ravel_pytree(eqx.filter(policy, eqx.is_array))[0]
 
 
+def carried(policy, damping: float, direction: float = 0.0) -> Refinement:
+    """What an earlier episode left: this damping, and a last solution with equal entries."""
+    flat = flat_of(policy)
+    return Refinement(jnp.full_like(flat, direction), jnp.asarray(damping), jnp.asarray(True), jnp.zeros_like(flat))
+
+
 def test_a_step_is_that_of_the_optimiser_with_these_settings(float64, toy):
     """Commands count in half ranges; the solve begins at a share of the last solution."""
     policy, model, cost, rollout = toy
-    again = ImaginedStarts(rollout.states[:1, 0], rollout.previews[:1])
+    again = ImaginedStarts(rollout.states[:2, 0], rollout.previews[:2])
     settings = EXACT.with_changes(
         {"refinement.batch": 1, "refinement.damping": 0.3, "refinement.iterations": 3, "policy_step.outlier": 1.5}
     )
-    before = Refinement(jnp.ones_like(flat_of(policy)), jnp.asarray(0.3), jnp.asarray(True))
+    before = carried(policy, 0.3, direction=1.0)
     new, state, report = refine(policy, model, cost, rollout, again, 10.0, settings, before)
     assert int(report.steps_taken) == 1
-    inputs = make_rollout_inputs(model, rollout, again)
+    inputs = make_rollout_inputs(model, rollout, jax.tree.map(lambda a: a[:1], again))
 
     @eqx.filter_jit
     def expected():
@@ -125,7 +131,7 @@ def test_with_a_true_model_the_policy_comes_to_the_known_optimum(delayed_task):
     rollout, starts, references = measured_rollout(policy, model, task)
     optimum = best_cost(system, starts, references)
     # The imagined ones repeat the first measured trajectory, whose optimum is known, too.
-    again = ImaginedStarts(jnp.tile(rollout.states[:1, 0], (10, 1)), jnp.tile(rollout.previews[:1], (10, 1, 1, 1)))
+    again = ImaginedStarts(jnp.tile(rollout.states[:1, 0], (11, 1)), jnp.tile(rollout.previews[:1], (11, 1, 1, 1)))
     known = (8 * optimum + best_cost(system, starts[:1], references[:1])) / 9
     new, state, report = refine(policy, model, task.cost, rollout, again, 10.0, settings)
     assert report.step.accepted
@@ -139,7 +145,8 @@ def test_with_a_true_model_the_policy_comes_to_the_known_optimum(delayed_task):
 @eqx.filter_jit
 def refine(policy, model, cost, rollout, imagined, radius, settings, refinement=None):
     refinement = Refinement.initial(policy, settings) if refinement is None else refinement
-    return refine_on_model(policy, model, cost, rollout, imagined, jnp.asarray(radius), refinement, settings)
+    key = jax.random.key(0)
+    return refine_on_model(policy, model, cost, rollout, imagined, jnp.asarray(radius), refinement, settings, key=key)
 
 
 TWO = Settings().with_changes(
@@ -151,6 +158,7 @@ TWO = Settings().with_changes(
         "refinement.max_cost": 1e6,
     }
 )
+MEAN = TWO.with_changes({"refinement.newest_share": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +167,7 @@ def scalar(scalar_task):
     model = true_model(augmented_system(ScalarPlant(), 1), scalar_task.spec)
     policy = random_policy(scalar_task.spec, key=jax.random.key(0))
     rollout, _, _ = measured_rollout(policy, model, scalar_task)
-    starts, references = displaced(scalar_task, 6, seed=1)
+    starts, references = displaced(scalar_task, 9, seed=1)
     previews = references[:, preview_indices(scalar_task.spec, rollout.commands.shape[1])]
     imagined = ImaginedStarts(jnp.asarray(starts, jnp.float32), jnp.asarray(previews, jnp.float32))
     # A joint-limit term that is felt: steepening it is another cost.
@@ -189,9 +197,42 @@ def test_steps_outside_the_radius_are_not_kept_and_damped(scalar):
     assert float(state.damping) == pytest.approx(16 * TWO.refinement.damping)
 
 
+def test_the_newest_policy_runs_while_it_is_better_than_the_mean(scalar):
+    """A random policy gains from every step: the mean would only hold it back."""
+    policy, model, cost, rollout, imagined = scalar
+    alone, _, _ = refine(policy, model, cost, rollout, imagined, 10.0, TWO)
+    new, state, _ = refine(policy, model, cost, rollout, imagined, 10.0, MEAN)
+    np.testing.assert_allclose(leaves(new), leaves(alone), rtol=1e-6)
+    np.testing.assert_array_equal(state.ahead, 0.0)
+
+
+def test_a_running_mean_runs_where_it_is_better_on_references_that_no_step_has_seen(scalar):
+    """Steps on references that lead elsewhere; judged on those that the policy was made for."""
+    policy, model, cost, rollout, imagined = scalar
+    same = jax.tree.map(lambda a: jnp.concat([a[6:]] * 3), imagined)
+    made = policy
+    for _ in range(6):
+        made, _, _ = refine(made, model, cost, rollout, same, 10.0, TWO)
+    odd = eqx.tree_at(lambda i: i.previews, same, same.previews.at[:6].multiply(-2.0))
+    still = dataclasses.replace(rollout, valid=jnp.zeros_like(rollout.valid))  # the batches alone decide
+    newest, _, _ = refine(made, model, cost, still, odd, 10.0, TWO)
+    new, state, report = refine(made, model, cost, still, odd, 10.0, MEAN)
+    expected = flat_of(made) + 0.3 * (flat_of(newest) - flat_of(made))
+    np.testing.assert_allclose(flat_of(new), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(flat_of(new) + state.ahead, flat_of(newest), rtol=1e-4, atol=1e-6)
+    assert float(report.predicted_cost) > 0
+    onward, _, _ = refine(new, model, cost, still, same, 10.0, TWO, state)
+    from_newest, _, _ = refine(newest, model, cost, still, same, 10.0, TWO, state_without_ahead(state))
+    np.testing.assert_allclose(leaves(onward), leaves(from_newest), rtol=1e-3, atol=1e-5)
+
+
+def state_without_ahead(state: Refinement) -> Refinement:
+    return eqx.tree_at(lambda s: s.ahead, state, jnp.zeros_like(state.ahead))
+
+
 def test_damping_falls_to_its_lower_bound(scalar):
     policy, model, cost, rollout, imagined = scalar
-    before = Refinement(jnp.zeros_like(flat_of(policy)), jnp.asarray(3 * TWO.refinement.damping), jnp.asarray(True))
+    before = carried(policy, 3 * TWO.refinement.damping)
     _, state, report = refine(policy, model, cost, rollout, imagined, 10.0, TWO, before)
     assert int(report.steps_taken) == 2
     assert float(state.damping) == pytest.approx(TWO.refinement.damping)
@@ -285,6 +326,6 @@ def test_a_refused_update_leaves_the_policy_and_forgets_the_direction(scalar, sc
 def test_refinement_needs_imagined_trajectories():
     assert not TWO.with_changes({"imagination.trajectories": 0}).refines
     assert TWO.with_changes({"imagination.trajectories": 0}).imagined_trajectories == 0
-    assert TWO.imagined_trajectories == 6
-    assert TWO.with_changes({"imagination.trajectories": 9}).imagined_trajectories == 9
+    assert TWO.imagined_trajectories == 9
+    assert TWO.with_changes({"imagination.trajectories": 12}).imagined_trajectories == 12
     assert TWO.with_changes({"refinement.steps": 0}).imagined_trajectories == 1

@@ -3,8 +3,8 @@ import pytest
 
 from firsthand.robots import EpisodeRecord
 from firsthand.tasks import excavator_task, soft_arm_task
-from firsthand.training.learning import draw_imagined_starts
-from firsthand_onboard.features import build_reference, initial_state, measured_part
+from firsthand.training.learning import draw_imagined_starts, turning_reference
+from firsthand_onboard.features import build_reference, initial_state, measured_part, reference_path
 from firsthand_onboard.kinematics import tracked_output
 
 
@@ -61,3 +61,49 @@ def test_states_that_no_sensor_can_have_measured_are_no_starts():
     )
     assert imagined is not None
     assert np.isfinite(np.asarray(imagined.starts)).all()
+
+
+@pytest.mark.parametrize("make", [excavator_task, soft_arm_task])
+def test_a_turning_reference_has_one_corner_and_no_jump(make):
+    """Its speed changes at once, where a straight reference's changes by little from step to step."""
+    task = make()
+    spec, rng = task.spec, np.random.default_rng(0)
+    measured = measured_part(spec.layout, standing(task).astype(np.float32))
+    goals = task.sample_goals(rng, measured, 40)
+    straight = np.stack([build_reference(spec, measured, goal.astype(np.float32)) for goal in goals])
+    turning = np.stack([turning_reference(task, measured, rng) for _ in range(40)])
+    assert turning.shape == straight.shape
+    np.testing.assert_allclose(turning[:, 0], straight[:, 0], atol=1e-5)
+
+    def largest(paths: np.ndarray, order: int) -> np.ndarray:
+        return np.linalg.norm(np.diff(paths, order, axis=1), axis=-1).max(axis=1)
+
+    assert largest(turning, 1).max() < 2 * largest(straight, 1).max()
+    assert np.median(largest(turning, 2)) > 4 * np.median(largest(straight, 2))
+    sharp = np.linalg.norm(np.diff(turning, 2, axis=1), axis=-1) > 3 * largest(straight, 2).max()
+    assert sharp.sum(axis=1).max() <= 2, "one corner is felt in at most two differences"
+
+
+def test_a_path_entered_in_motion_goes_as_fast_as_one_from_rest():
+    task = excavator_task()
+    start = np.asarray(task.home, np.float32)
+    goal = task.sample_goals(np.random.default_rng(0), measured_part(task.spec.layout, standing(task)), 1)[0]
+    whole, entered = (reference_path(task.spec, start, goal, entry=entry) for entry in (0.0, 0.5))
+    np.testing.assert_allclose(entered[0], start)
+    fastest = np.abs(np.diff(whole, axis=0)).max(axis=0)
+    np.testing.assert_allclose(np.abs(np.diff(entered, axis=0)).max(axis=0), fastest, rtol=1e-2)
+
+
+def test_corners_are_a_share_of_the_references():
+    task = excavator_task()
+    record = episode(task, standing(task).astype(np.float32))
+
+    def count(share: float) -> int:
+        imagined = draw_imagined_starts(task, record, 60, np.random.default_rng(2), corners=share)
+        assert imagined is not None
+        points = np.asarray(imagined.previews)[:, :, 0]
+        bend = np.linalg.norm(np.diff(points, 2, axis=1), axis=-1)
+        return int((bend.max(axis=1) > 8 * np.median(bend, axis=1)).sum())
+
+    assert count(0.0) == 0
+    assert 10 < count(0.4) < 40

@@ -60,25 +60,40 @@ def reachable_fraction(spec: ControlSpec, start: Any, goal: Any) -> Any:
     return xp.minimum(xp.min(share), constant(1.0, start))
 
 
+def reference_start(spec: ControlSpec, measured: Any) -> Any:
+    """Where a reference of a robot that measures this begins: its positions, or its tracked output."""
+    if spec.reference.space == "position":
+        return namespace(measured).stack([measured[i] for i in spec.layout.position])
+    return tracked_output(spec, measured)
+
+
+def reference_path(spec: ControlSpec, start: Any, goal: Any, entry: float = 0.0) -> Any:
+    """The path `(steps + last preview offset, coordinates)` from `start` towards `goal`, in the reference's own space.
+
+    A quintic blend, at rest at both ends and held after `steps`. A goal too far to reach within the allowed peak speeds
+    is moved closer along the straight line to it. With an `entry` above 0 the blend is entered at that phase, in
+    motion, and what lies before it is left out of the way.
+    """
+    phase = entry + np.arange(spec.reference_length) / spec.reference.steps
+    blend = constant(quintic_blend(phase) - quintic_blend(np.asarray(entry)), start)
+    return start + blend[:, None] * (reachable_fraction(spec, start, goal) * (goal - start))
+
+
+def path_outputs(spec: ControlSpec, path: Any) -> Any:
+    """The tracked output along a path in the reference's own space."""
+    return output_of_positions(spec.kinematics, path) if spec.reference.space == "position" else path
+
+
 def build_reference(spec: ControlSpec, measured: Any, goal: Any) -> Any:
     """The reference `(steps + last preview offset, outputs)` from where the robot is to `goal`; row k is for step k.
 
     C²-continuous: a quintic blend in joint space (mapped through the kinematics) or in the space of the tracked
-    output, at rest at both ends and held at the goal after `steps`. A goal too far to reach within the allowed peak
-    speeds is moved closer along the straight line to it. Where the profile is "hold" every row is the goal.
+    output; see `reference_path`. Where the profile is "hold" every row is the goal.
     """
-    xp = namespace(measured)
     if spec.reference.profile == "hold":
-        path = xp.stack([xp.asarray(goal, dtype=measured.dtype)] * spec.reference_length)
-        return output_of_positions(spec.kinematics, path) if spec.reference.space == "position" else path
-    if spec.reference.space == "position":
-        start = xp.stack([measured[i] for i in spec.layout.position])
-    else:
-        start = tracked_output(spec, measured)
-    phase = np.arange(spec.reference_length) / spec.reference.steps
-    blend = constant(quintic_blend(phase), measured)
-    path = start + blend[:, None] * (reachable_fraction(spec, start, goal) * (goal - start))
-    return output_of_positions(spec.kinematics, path) if spec.reference.space == "position" else path
+        xp = namespace(measured)
+        return path_outputs(spec, xp.stack([xp.asarray(goal, dtype=measured.dtype)] * spec.reference_length))
+    return path_outputs(spec, reference_path(spec, reference_start(spec, measured), goal))
 
 
 def error_size(spec: ControlSpec, error: Any) -> Any:

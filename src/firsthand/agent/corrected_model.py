@@ -12,12 +12,15 @@ may be disturbed (`command_noise`), so that a policy learns what lies beyond a d
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from firsthand_onboard.features import last_command
 
 from ..models import Policy
-from ..optim.rollout import DynamicsFunction, Rollout, model_errors, roll_out
+from ..optim.rollout import DynamicsFunction, PolicyFunction, Rollout, model_errors, roll_out
 from .buffer import ImaginedStarts
 
 
@@ -48,6 +51,8 @@ class RolloutInputs(NamedTuple):
     """Steps that count. None does on a measured trajectory whose first step is not valid: it has no sound start."""
     offsets: Float[Array, "trajectories steps commands"] | None = None
     """Added to the policy's commands; see `command_noise.disturb_commands`."""
+    lags: Float[Array, "trajectories commands"] | None = None
+    """How late the policy's commands reach the robot; see `LatePolicy`. Zero on measured trajectories."""
 
 
 ERROR_SHIFT = 37
@@ -105,8 +110,49 @@ def make_rollout_inputs(
     )
 
 
+class LatePolicy(eqx.Module):
+    """A policy behind a first-order lag: what is sent is u + a (u⁻ − u), with u⁻ sent before; a < 0 is a lead.
+
+    At a frequency well below the control rate a lag of a delays by about a / (1 − a) periods; constant commands pass
+    as they are. u⁻ is in the state. What a base remembers is no command, and is never late.
+    """
+
+    policy: Policy
+    lag: Float[Array, " commands"]
+    """a, for each command."""
+
+    def __call__(
+        self, state: Float[Array, " state"], preview: Float[Array, "points outputs"]
+    ) -> Float[Array, " commands"]:
+        """What is sent."""
+        command, layout = self.policy(state, preview), self.policy.spec.layout
+        own, memory = command[: layout.num_commands], command[layout.num_commands :]
+        return jnp.concat([own + self.lag * (last_command(layout, state) - own), memory])
+
+
+def draw_lags(
+    policy: Policy, measured: int, imagined: int, largest: Float[Array, ""] | float, *, key: PRNGKeyArray
+) -> Float[Array, "trajectories commands"]:
+    """Lags of all trajectories: none on the measured ones, between −½ and 1 of the largest on the imagined ones."""
+    commands = policy.spec.layout.num_commands
+    drawn = largest * jax.random.uniform(key, (imagined, commands), minval=-0.5, maxval=1.0)
+    return jnp.concat([jnp.zeros((measured, commands)), drawn])
+
+
 def predict_rollout(policy: Policy, dynamics: DynamicsFunction, inputs: RolloutInputs) -> Rollout:
     """The trajectories that the corrected model predicts for a policy."""
+    if inputs.lags is not None:
+        calm = inputs._replace(lags=None)
+
+        def late(one: RolloutInputs, lag: Float[Array, " commands"]) -> Rollout:
+            alone = jax.tree.map(lambda a: a[None], one)
+            return jax.tree.map(lambda a: a[0], _predict(LatePolicy(policy, lag), dynamics, alone))
+
+        return jax.vmap(late)(calm, inputs.lags)
+    return _predict(policy, dynamics, inputs)
+
+
+def _predict(policy: PolicyFunction, dynamics: DynamicsFunction, inputs: RolloutInputs) -> Rollout:
     return roll_out(
         policy,
         dynamics,

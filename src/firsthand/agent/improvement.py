@@ -13,7 +13,7 @@ from ..optim.gradient import damped_gradient, mean_cost
 from ..optim.preconditioner import StepReport, preconditioned_step
 from ..optim.rollout import CostFunction, DynamicsFunction, Rollout
 from .buffer import ImaginedStarts
-from .command_noise import CommandNoise, Saturated, disturb_commands, find_dead_bands
+from .command_noise import CommandNoise, Saturated, disturb_commands, find_effects
 from .corrected_model import command_deviation, half_range, make_rollout_inputs, predict_rollout
 from .settings import Settings
 from .track_record import limit_length
@@ -34,7 +34,7 @@ class PolicyReport(NamedTuple):
     step: StepReport
     """The last step's report; `accepted` tells whether every step was."""
     dead_band: Float[Array, ""] | float = math.nan
-    """The widest dead band that the policy's commands are in: see `find_dead_bands`; NaN where none was looked for."""
+    """The widest dead band that the policy's commands are in: see `find_effects`; NaN where none was looked for."""
     surprise: Float[Array, ""] | float = math.nan
     """Measured cost over the cost predicted for this policy; NaN where nothing was predicted."""
     rolled_back: Bool[Array, ""] | bool = False
@@ -196,8 +196,9 @@ def improve_on_model(
     disturbed = imagined is not None and noise is not None and is_on(settings.imagination.command_noise)
     if disturbed:
         assert noise is not None
-        dead_bands = find_dead_bands(policy.spec, dynamics, rollout, settings)
-        inputs = disturb_commands(calm, policy, measured, dead_bands, settings, noise)
+        effects = find_effects(policy.spec, dynamics, rollout, settings)
+        dead_bands = effects.dead_bands
+        inputs = disturb_commands(calm, policy, measured, effects, settings, noise)
         model = Saturated(dynamics, policy.spec)
     as_in_paper = settings.policy_step.steps == 1 and imagined is None  # one gradient, along what was measured
     last_round = settings.policy_step.steps + settings.policy_step.retries

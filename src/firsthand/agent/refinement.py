@@ -13,16 +13,24 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ..models import Policy
 from ..optim.gauss_newton import gauss_newton_step, linearise, step_residuals, trajectory_weights
 from ..optim.gradient import mean_cost
+from ..optim.parameters import split_parameters
 from ..optim.preconditioner import StepReport
 from ..optim.rollout import DynamicsFunction, Rollout
 from .buffer import ImaginedStarts
-from .corrected_model import command_deviation, half_range, make_rollout_inputs, predict_rollout
-from .improvement import PolicyReport, outlier_limit
+from .corrected_model import (
+    RolloutInputs,
+    command_deviation,
+    draw_lags,
+    half_range,
+    make_rollout_inputs,
+    predict_rollout,
+)
+from .improvement import PolicyReport, is_on, outlier_limit
 from .settings import Settings
 from .trees import select_tree
 
@@ -57,14 +65,23 @@ class Refinement(eqx.Module):
     """λ."""
     active: Bool[Array, ""]
     """Whether the policy now in use was refined: its expected cost is then a `weighted_cost`."""
+    ahead: Float[Array, " parameters"]
+    """The policy that the next steps begin with, minus the one that runs; not zero where that is a running mean."""
 
     @staticmethod
     def initial(policy: Policy, settings: Settings) -> "Refinement":
         """Before the first refinement."""
         flat, _ = ravel_pytree(eqx.filter(policy, eqx.is_array))
+        nothing = jnp.zeros_like(flat)
         return Refinement(
-            jnp.zeros_like(flat), jnp.asarray(settings.refinement.damping, flat.dtype), jnp.asarray(False)
+            nothing, jnp.asarray(settings.refinement.damping, flat.dtype), jnp.asarray(False), ahead=nothing
         )
+
+
+def weighted_value(cost: LeastSquaresCost, rollout: Rollout, settings: Settings) -> Float[Array, ""]:
+    """The mean cost with the trajectories weighted as in refinement."""
+    each = step_residuals(cost.residuals, rollout)
+    return jnp.sum((trajectory_weights(each, rollout.valid, outlier_limit(settings)) * each) ** 2)
 
 
 def weighted_cost(cost: LeastSquaresCost, rollout: Rollout, settings: Settings) -> Float[Array, ""]:
@@ -86,9 +103,6 @@ class _Progress(NamedTuple):
     policy: Policy
     direction: Float[Array, " parameters"]
     damping: Float[Array, ""]
-    value: Float[Array, ""]
-    """Predicted cost of `policy` on the last batch."""
-    deviation: Float[Array, ""]
     steps: Int[Array, ""]
     sound: Bool[Array, ""]
     """Whether every step was finite and inside its bounds; otherwise the whole update is refused."""
@@ -103,15 +117,28 @@ def refine_on_model(
     radius: Float[Array, ""],
     refinement: Refinement,
     settings: Settings,
+    *,
+    key: PRNGKeyArray,
+    noise_share: Float[Array, ""] | float = 1.0,
 ) -> tuple[Policy, Refinement, PolicyReport]:
     """`settings.refinement.steps` Gauss–Newton steps, each on the measured trajectories and a new imagined batch.
 
     Fresh references for every step, because tens of thousands of parameters fit any forty trajectories. A step is kept
     when the predicted cost of its own batch falls and the commands stay inside the trust region's radius; λ is then
     multiplied by `damping_decrease`, down to `damping`, and otherwise by `damping_increase`.
+
+    Imagined commands are late, by a random lag of up to `lag` (`LatePolicy`), as far as what the model misses is noise
+    (`noise_share`): behind noise the model's delay is never quite that of the robot, and a loop without a phase margin
+    swings on the robot where it does not in the model. What is predicted for the next episode is without.
+
+    Each batch pulls the policy its own way. What runs is therefore a running mean of what the steps arrive at, with
+    `newest_share` for the newest, unless that is better on a batch that no step has seen. The next steps go on from the
+    newest.
     """
     steps, batch = settings.refinement.steps, settings.refinement.batch
-    batches = jax.tree.map(lambda a: a[: steps * batch].reshape(steps, batch, *a.shape[1:]), imagined)
+    batches = jax.tree.map(lambda a: a[: (steps + 1) * batch].reshape(steps + 1, batch, *a.shape[1:]), imagined)
+    unseen = jax.tree.map(lambda a: a[-1], batches)
+    batches = jax.tree.map(lambda a: a[:-1], batches)
     measured = rollout.states.shape[0]
     first_batch = jax.tree.map(lambda a: a[0], batches)
     fixed = make_rollout_inputs(dynamics, rollout, first_batch, settings.imagination.disturbances)
@@ -119,12 +146,20 @@ def refine_on_model(
     lowest = settings.refinement.damping
     highest = settings.refinement.damping_range * lowest
     decrease, increase = settings.refinement.damping_decrease, settings.refinement.damping_increase
+    is_late = is_on(settings.refinement.lag)
 
-    def step(now: _Progress, fresh: ImaginedStarts) -> tuple[_Progress, StepReport]:
-        inputs = fixed._replace(
+    def of_batch(fresh: ImaginedStarts) -> RolloutInputs:
+        return fixed._replace(
             starts=fixed.starts.at[measured:].set(fresh.starts),
             previews=fixed.previews.at[measured:].set(fresh.previews),
         )
+
+    def step(now: _Progress, drawn: tuple[ImaginedStarts, PRNGKeyArray]) -> tuple[_Progress, StepReport]:
+        fresh, step_key = drawn
+        inputs = of_batch(fresh)
+        if is_late:
+            lags = draw_lags(policy, measured, batch, noise_share * settings.refinement.lag, key=step_key)
+            inputs = inputs._replace(lags=lags)
         outlier = outlier_limit(settings)
         at = linearise(now.policy, lambda p: predict_rollout(p, dynamics, inputs), cost.residuals, outlier=outlier)
         candidate, w, report = gauss_newton_step(
@@ -147,21 +182,40 @@ def refine_on_model(
             policy=select_tree(keep, candidate, now.policy),
             direction=jnp.where(keep, w, 0.0),
             damping=jnp.clip(now.damping * jnp.where(keep, decrease, increase), lowest, highest),
-            value=jnp.where(keep, value, at.value),
-            deviation=jnp.where(keep, moved, now.deviation),
             steps=now.steps + keep,
             sound=now.sound & report.accepted,
         )
         return progress, report
 
-    zero = jnp.asarray(0.0, refinement.direction.dtype)
+    parameters, static = split_parameters(policy)
+    running, unravel = ravel_pytree(parameters)
+
+    def rebuild(flat: Float[Array, " parameters"]) -> Policy:
+        return eqx.combine(unravel(flat), static)
+
     first = _Progress(
-        policy, refinement.direction, refinement.damping, zero, zero, jnp.asarray(0, jnp.int32), jnp.asarray(True)
+        rebuild(running + refinement.ahead),
+        refinement.direction,
+        refinement.damping,
+        steps=jnp.asarray(0, jnp.int32),
+        sound=jnp.asarray(True),
     )
-    end, reports = jax.lax.scan(step, first, batches)
-    report = jax.tree.map(lambda a: a[-1], reports)._replace(accepted=end.sound)
-    unknown = jnp.asarray(jnp.nan)
+    end, reports = jax.lax.scan(step, first, (batches, jax.random.split(key, steps)))
+    newest = ravel_pytree(split_parameters(end.policy)[0])[0]
+    mean = running + settings.refinement.newest_share * (newest - running)
+    inputs = of_batch(unseen)
+    predicted = [predict_rollout(rebuild(flat), dynamics, inputs) for flat in (newest, mean)]
+    values = [weighted_value(cost, data, settings) for data in predicted]
+    takes_mean = values[1] <= values[0]
+    chosen = jnp.where(takes_mean, mean, newest)
+    commands = jnp.where(takes_mean, predicted[1].commands, predicted[0].commands)
     policy_report = PolicyReport(
-        mean_cost(cost, rollout), end.value, end.deviation, end.steps, report, dead_band=unknown
+        mean_cost(cost, rollout),
+        predicted_cost=jnp.where(takes_mean, *reversed(values)),
+        deviation=command_deviation(policy, commands, before, inputs),
+        steps_taken=end.steps,
+        step=jax.tree.map(lambda a: a[-1], reports)._replace(accepted=end.sound),
+        dead_band=jnp.asarray(jnp.nan),
     )
-    return end.policy, Refinement(end.direction, end.damping, jnp.asarray(True)), policy_report
+    after = Refinement(end.direction, end.damping, jnp.asarray(True), ahead=newest - chosen)
+    return rebuild(chosen), after, policy_report

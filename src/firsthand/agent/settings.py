@@ -332,6 +332,13 @@ class ImaginationSettings(Group):
     dead_band_factor: Number = setting(
         2.0, "they are up to this many times as large where small changes of a command do little", minimum=1, maximum=10
     )
+    corners: float = setting(
+        0.0,
+        "this share of the imagined references turns or stops suddenly, at up to full speed: those that a robot is "
+        "given at work are not all smooth",
+        minimum=0,
+        maximum=1,
+    )
     practice_episodes: int = setting(
         10, "episodes in which a random policy practises on a model learned from logs", minimum=0
     )
@@ -352,6 +359,19 @@ class RefinementSettings(Group):
     damping_range: Number = setting(1e4, "λ is at most this many times its smallest value", minimum=1, maximum=1e12)
     memory: Number = setting(0.95, "share of the last solution with which the next solve begins", minimum=0, below=1)
     limit_power: int = setting(16, "power of the joint-limit term that refinement minimises", minimum=1)
+    newest_share: Number = setting(
+        1.0,
+        "share of the newest steps in the policy that runs, a running mean of them; 1 for the newest alone",
+        above=0,
+        maximum=1,
+    )
+    lag: Number = setting(
+        0.0,
+        "commands of its imagined trajectories pass a first-order lag of up to this (the share of the command before), "
+        "down to a lead of half as much: a loop that bears both has a phase margin",
+        minimum=0,
+        below=1,
+    )
     min_radius_share: Number = setting(
         0.4,
         "refinement goes on while the trust region is at least this share of its maximum: through one halving",
@@ -466,7 +486,7 @@ class Settings:
             value = getattr(getattr(self, name.partition(".")[0]), name.partition(".")[2])
             if not self.judges and _is_plain(value) and value > 0:
                 raise UserError(f"{name} is {value}, but needs judged steps: policy_step.judged 1, or {name} 0.")
-        if self.refines and self.imagined_trajectories > LARGEST_COUNT:
+        if self.refines and self.refinement.steps * self.refinement.batch > LARGEST_COUNT:
             raise UserError(
                 f"refinement.steps is {self.refinement.steps} and refinement.batch {self.refinement.batch}, but their "
                 f"product must be at most {LARGEST_COUNT}."
@@ -486,7 +506,8 @@ class Settings:
     def imagined_trajectories(self) -> int:
         """How many imagined trajectories an episode's update may need."""
         few = self.imagination.trajectories
-        return max(few, self.refinement.steps * self.refinement.batch) if self.refines else few
+        # One batch more than there are steps: that on which their outcome is judged.
+        return max(few, (self.refinement.steps + 1) * self.refinement.batch) if self.refines else few
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Settings":
         """The same settings with some of them changed: `settings.with_changes({"model.steps": 10})`."""

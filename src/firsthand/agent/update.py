@@ -24,7 +24,7 @@ from .track_record import is_surprise, typical_cost, update_record
 from .trees import select_tree
 from .windows import noise_blend
 
-COMMAND_NOISE = 1
+COMMAND_NOISE, LAGS = 1, 2
 """Which of the random numbers that follow from a state's key are for the commands of imagined trajectories."""
 
 
@@ -83,13 +83,17 @@ def update_policy(
     largest = jnp.fmax(state.largest_cost, jnp.where(jnp.any(rollout.valid), measured, 0.0)).astype(jnp.float32)
     due = is_refinement_due(measured, largest, settings)
     due = due if generalises is None else due & generalises
+    noise_share = jnp.asarray(1.0)
     if imagined is not None and state.estimation is not None:
-        share = noise_blend(state.estimation.missed, settings)
-        imagined = dataclasses.replace(imagined, disturbance=jnp.broadcast_to(share, imagined.starts.shape[:1]))
+        noise_share = noise_blend(state.estimation.missed, settings)
+        shares = jnp.broadcast_to(noise_share, imagined.starts.shape[:1])
+        imagined = dataclasses.replace(imagined, disturbance=shares)
     need = jnp.sqrt(jnp.clip(measured / (settings.refinement.progress * largest), 0.0, 1.0))
     noise = CommandNoise(jax.random.fold_in(state.key, COMMAND_NOISE), need)
     noise = noise if state.policy.control is None else None  # a base is out of its dead bands already
-    policy, refinement, report = _improve_or_refine(state, cost, rollout, imagined, radius, due, noise, settings)
+    policy, refinement, report = _improve_or_refine(
+        state, cost, rollout, imagined, radius, due, noise, noise_share, settings
+    )
     report = report._replace(cost=measured, surprise=comparable / state.expected_cost)
     accepted = model.accepted & report.step.accepted & jnp.isfinite(report.cost)
     typical = typical_cost(cost, rollout, settings)
@@ -128,6 +132,7 @@ def _improve_or_refine(
     radius: Float[Array, ""],
     due: Bool[Array, ""],
     noise: CommandNoise | None,
+    noise_share: Float[Array, ""],
     settings: Settings,
 ) -> tuple[Policy, Refinement, PolicyReport]:
     """Preconditioned steps while the trust region grows; once it is as wide as it gets, refinement where it is due.
@@ -148,7 +153,19 @@ def _improve_or_refine(
     def refine() -> tuple[Policy, Refinement, PolicyReport]:
         assert imagined is not None
         steep = refinement_cost(cost, settings)
-        return refine_on_model(state.policy, dynamics, steep, rollout, imagined, radius, state.refinement, settings)
+        key = jax.random.fold_in(state.key, LAGS)
+        return refine_on_model(
+            state.policy,
+            dynamics,
+            steep,
+            rollout,
+            imagined,
+            radius,
+            state.refinement,
+            settings,
+            key=key,
+            noise_share=noise_share,
+        )
 
     if imagined is None or not settings.refines:
         return improve()

@@ -16,7 +16,15 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.features import build_reference, initial_state, measured_part, next_state
+from firsthand_onboard.features import (
+    build_reference,
+    initial_state,
+    measured_part,
+    next_state,
+    path_outputs,
+    reference_path,
+    reference_start,
+)
 from firsthand_onboard.signals import find_spikes, find_stuck_sensors, is_plausible, mark_memory
 
 from ..agent import Agent, AgentState, Experience, ImaginedStarts, LearnerState, Rollout, Settings, Update, append
@@ -146,6 +154,7 @@ def draw_imagined_starts(
     rng: np.random.Generator,
     visited: np.ndarray | None = None,
     horizon: int | None = None,
+    corners: float = 0.0,
 ) -> ImaginedStarts | None:
     """Fresh references for imagined trajectories, and where they start. In turn:
 
@@ -155,7 +164,8 @@ def draw_imagined_starts(
     - in one of the `visited` states, in mid-motion, with a new reference from there: a policy that follows well rarely
       errs, and would otherwise never learn to catch a swing.
 
-    Where the task's horizon is adaptive, steps after `horizon` do not count.
+    A share of the references, `corners`, turns once (`turning_reference`): those that a robot is given at work are not
+    all smooth. Where the task's horizon is adaptive, steps after `horizon` do not count.
     """
     spec = task.spec
     usable = np.flatnonzero(is_plausible(spec, record.starts))
@@ -173,11 +183,33 @@ def draw_imagined_starts(
         if way == "rest":
             measured = measurement_at_rest(spec, task.sample_goals(rng, measured, 1)[0])
             starts[i] = initial_state(spec.layout, measured, neutral(spec))
-        goal = task.sample_goals(rng, measured, 1)[0].astype(np.float32)
-        previews.append(build_reference(spec, measured, goal)[preview_indices(spec, task.steps)])
+        turns = corners > 0 and spec.reference.profile == "move" and rng.random() < corners
+        reference = turning_reference(task, measured, rng) if turns else straight_reference(task, measured, rng)
+        previews.append(reference[preview_indices(spec, task.steps)])
     counted = np.full(count, task.steps if horizon is None else horizon, np.int32)
     steps = jnp.asarray(counted) if task.adaptive_horizon else None
     return ImaginedStarts(jnp.asarray(starts), jnp.asarray(np.stack(previews)), steps=steps)
+
+
+def straight_reference(task: Task, measured: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A reference to a fresh goal, as the robot builds it."""
+    return build_reference(task.spec, measured, task.sample_goals(rng, measured, 1)[0].astype(np.float32))
+
+
+def turning_reference(task: Task, measured: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A reference that leaves its way in mid-motion, at a corner, for another goal.
+
+    It goes on from the corner at up to the full speed of a reference, or nearly at rest: a sudden turn or a sudden
+    stop. Its speeds are within what references are allowed.
+    """
+    spec = task.spec
+    start = reference_start(spec, measured)
+    path = reference_path(spec, start, task.sample_goals(rng, measured, 1)[0].astype(np.float32))
+    corner = rng.integers(spec.reference.steps // 5, 4 * spec.reference.steps // 5 + 1)
+    there = measurement_at_rest(spec, path[corner]) if spec.reference.space == "position" else measured
+    goal = task.sample_goals(rng, there, 1)[0].astype(np.float32)
+    onward = reference_path(spec, path[corner], goal, entry=rng.uniform(0.0, 0.5))
+    return path_outputs(spec, np.concatenate([path[:corner], onward])[: spec.reference_length].astype(np.float32))
 
 
 def prepare_experience(
@@ -201,7 +233,7 @@ def prepare_experience(
 
     def draw(count: int) -> ImaginedStarts | None:
         visited = visited_states(buffer, rollout, sound, count, rng)
-        return draw_imagined_starts(task, record, count, rng, visited, horizon)
+        return draw_imagined_starts(task, record, count, rng, visited, horizon, settings.imagination.corners)
 
     own = draw(practice) if practice else None
     first, more = draw(few), draw(settings.imagined_trajectories - few)

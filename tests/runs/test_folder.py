@@ -142,6 +142,17 @@ def test_the_first_different_field_is_named(run: RunFolder) -> None:
         run.check_same_config({**CONFIG, "seed": True})
 
 
+def test_a_run_that_lacks_a_setting_was_started_by_an_earlier_version(tmp_path) -> None:
+    with RunFolder.create(
+        tmp_path / "run", {**CONFIG, "settings": {"model": {"steps": 5}}}, provenance=PROVENANCE
+    ) as run:
+        now = {**CONFIG, "settings": {"model": {"steps": 5}, "refinement": {"lag": 0.0}}}
+        with pytest.raises(
+            UserError, match=r"by an earlier version of firsthand, which had no setting refinement\.lag"
+        ):
+            run.check_same_config(now)
+
+
 # The lock.
 
 

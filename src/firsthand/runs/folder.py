@@ -150,6 +150,12 @@ class RunFolder:
             if any(name == field or name.startswith(field + ".") for field in ignore):
                 continue
             before, now = stored.get(name, _ABSENT), given.get(name, _ABSENT)
+            if before is _ABSENT and name.startswith("settings."):
+                raise UserError(
+                    f"{self.path} was started by an earlier version of firsthand, which had no setting "
+                    f"{name.removeprefix('settings.')}; resume it with that version, or start another run with another "
+                    "--out."
+                )
             # `1 == True` and `1 == 1.0` in Python; only the second pair means the same setting.
             if before != now or isinstance(before, bool) != isinstance(now, bool):
                 raise UserError(

@@ -80,6 +80,7 @@ def claims() -> Iterator[Claim]:
             values = column(rows, name)
             yield Claim(results, (str(episode),), heading, (statistics.median(values),), file)
             yield Claim(results, (str(episode),), seeds, tuple(values), file)
+    results = "docs/earlier_results.md"
     file = "fast/fast.csv"
     for preset, condition, episodes in (
         ("fast", "fast", (4, 8, 10, 15, 25, 40, 60)),
@@ -97,6 +98,55 @@ def claims() -> Iterator[Claim]:
                 yield Claim(results, row, seeds, tuple(values), file)
             kept = tuple(statistics.median(column(rows, f"kept_{what}_m", CM)) for what in ("random", "shapes"))
             yield Claim(results, row, "kept policy, random / shapes", kept, file)
+    yield from claims_of_earlier_presets()
+    yield from claims_of_single_runs()
+    yield from claims_of_peers()
+
+
+def claims_of_earlier_presets() -> Iterator[Claim]:
+    """Behind sensors, before the phase margin."""
+    for sensors, episode in (("real", 8), ("real", 25), ("exact", 25), ("strong", 10)):
+        file = f"sensors/before-margin/excavator-{sensors}-fast.csv"
+        rows = read(file, episode=str(episode))
+        both = tuple(statistics.median(column(rows, name)) for name in ("random", "shapes"))
+        yield Claim("docs/earlier_results.md", (sensors, str(episode)), "random / shapes", both, file)
+
+
+def claims_of_single_runs() -> Iterator[Claim]:
+    """The load without notice, and the shovel in soil."""
+    results = "docs/results.md"
+    file = "payload/excavator-realistic-fast-1500kg.csv"
+    errors = {int(row["episode"]): float(row["error_cm"]) for row in read(file, seed="0")}
+    yield Claim(results, ("error, cm",), "18 to 20", (statistics.median(errors[e] for e in (18, 19, 20)),), file)
+    for episode in range(21, 27):
+        yield Claim(results, ("error, cm",), str(episode), (errors[episode],), file)
+    file = "grading.csv"
+    for episode in (8, 12):
+        (row,) = read(file, way="soil", judged="soil", seed="0", episode=str(episode))
+        for heading, name in (("tip to wanted", "pass"), ("largest along", "pass_max"), ("whole reference", "whole")):
+            yield Claim(results, (str(episode),), heading, (float(row[name]),), file)
+
+
+def claims_of_peers() -> Iterator[Claim]:
+    """Two tables of the same comparison: a short one and the whole one."""
+    file = "compare-excavator/table.csv"
+    controllers = {
+        "ours, fast preset": "ours (fast)",
+        "PI and feed-forward": "PI + feed-forward",
+        "the paper's algorithm": "ours (paper)",
+        "TD-MPC2, reduced": "TD-MPC2, reduced",
+        "SAC": "SAC",
+        "DreamerV3, reduced": "DreamerV3, reduced",
+        "standing still": "standing still",
+        "PPO": "PPO",
+    }
+    for shown, controller in controllers.items():
+        (row,) = read(file, controller=controller)
+        random, shapes = (CM * float(row[name]) for name in ("random_m", "shapes_m"))
+        yield Claim("docs/results.md", (shown,), "random, cm", (random,), file)
+        yield Claim("docs/results.md", (shown,), "shapes, cm", (shapes,), file)
+        yield Claim("docs/earlier_results.md", (shown,), "after 40, random", (random,), file)
+        yield Claim("docs/earlier_results.md", (shown,), "after 40, shapes", (shapes,), file)
 
 
 class Table(NamedTuple):

@@ -52,7 +52,8 @@ def _step(inspection: Inspection, channel: ChannelFindings, axes: Axes) -> None:
         axes.axvline(rise, color=FAINT, linestyle=":", linewidth=1.3, label=f"63 % at {rise:.2g} s")
     if math.isfinite(settled):
         final = float(np.mean(values[-max(len(values) // 4, 1) :]))
-        axes.axhspan((1 - SETTLED) * final, (1 + SETTLED) * final, color=PALETTE[2], alpha=0.2, linewidth=0)
+        around = (1 - SETTLED) * final, (1 + SETTLED) * final
+        axes.axhspan(*around, color=PALETTE[2], alpha=0.2, linewidth=0, label=f"± {100 * SETTLED:g} %")
         axes.axvline(settled, color=PALETTE[2], linestyle="--", linewidth=1.3, label=f"settled at {settled:.2g} s")
     axes.plot(time, values, color=PALETTE[0], marker="o", markersize=2.5)
     axes.axhline(0.0, color=INK, linewidth=0.6)

@@ -62,7 +62,7 @@ class Finding:
 def check_robot(found: NamedRobot) -> list[Finding]:
     """Every check, in the order of a first look at a robot."""
     task = found.task
-    rows = [*_describe(task), *_look_at_robot(found), *_names(task.spec), _neutral(task.spec), *_limits(task)]
+    rows = [*_describe(task), *_look_at_robot(found), *_names(task), _neutral(task.spec), *_limits(task)]
     for what, check in (("tip", _tip), ("goals", _goals), ("evaluation", _evaluation), ("cost", _cost)):
         rows.extend(_run_check(what, check, task))
     return [*rows, *_unknown(task)]
@@ -142,12 +142,13 @@ def _ranges_away(position: np.ndarray, limits: Limits) -> np.ndarray:
     return np.maximum(low - position, position - high) / (high - low)
 
 
-def _names(spec: ControlSpec) -> list[Finding]:
-    layout = spec.layout
+def _names(task: Task) -> list[Finding]:
+    """Names and units: a robot runs without; people, and logs from elsewhere, do better with them."""
+    layout = task.spec.layout
     guessed = [n for n in (*layout.measured, *layout.commands) if n.startswith(GUESSED_NAMES) and n[-1:].isdigit()]
     if guessed:
         text = f"{len(guessed)} of {len(layout.measured) + len(layout.commands)} have no name of their own: "
-        rows = [Finding("names", Verdict.DOUBTFUL, f"{text}{_first(guessed)}; tables are easier with names")]
+        rows = [Finding("names", Verdict.NOTE, f"{text}{_first(guessed)}; tables are easier with names")]
     else:
         rows = [Finding("names", Verdict.OK, f"{_first(layout.measured)}; {_first(layout.commands)}")]
     missing = [
@@ -156,7 +157,8 @@ def _names(spec: ControlSpec) -> list[Finding]:
         if not any(units)
     ]
     if missing:
-        rows.append(Finding("units", Verdict.DOUBTFUL, f"{' and '.join(missing)} units are not declared"))
+        text = f"{' and '.join(missing)} units are not declared; what is tracked is shown in {unit_of(task.unit).shown}"
+        rows.append(Finding("units", Verdict.NOTE, f"{text} (another: unit=)"))
     else:
         measured, commands = (
             ", ".join(dict.fromkeys(unit or "none" for unit in units))

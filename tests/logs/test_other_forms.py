@@ -140,6 +140,7 @@ def test_the_same_refusals_as_any_log(toy_spec: ControlSpec, tmp_path: Path) -> 
         (("position[elbow]", "positions[elbow]"), "there is no 'positions' (did you mean 'position'?)"),
         (("position[elbow]", "name[0]"), "is str, but must be a number"),
         (("position[elbow]", "header[0]"), "there is no list to take entry 0 from"),
+        (("/valves data[0]", "/valves data[7]"), "'data[7]' of /valves is a number in none of its 5 messages"),
         (("position[elbow]", "posi tion"), "is not a field of a message"),
         (('u0 = "/valves data[0]"', ""), "[commands] lacks 'u0'"),
         (("u0 =", "u9 ="), "[commands] has 'u9'"),

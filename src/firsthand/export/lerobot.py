@@ -28,7 +28,7 @@ def lerobot_files(run: Run) -> dict[str, bytes]:
     except ImportError:
         raise UserError(f"export to LeRobot needs the package pyarrow: {how_to_install('lerobot')}.") from None
     spec = run.description.spec
-    outputs = tuple(f"output {i + 1}" for i in range(spec.num_outputs))
+    outputs = spec.output_names
     widths = {STATE: spec.layout.measured, ACTION: spec.layout.commands, REFERENCE: outputs, TRACKED: outputs}
     motions = _motions(list(read_steps(run)))
     columns: dict[str, np.ndarray] = {

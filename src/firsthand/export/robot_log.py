@@ -124,7 +124,7 @@ def mcap_log(run: Run) -> bytes:
     layout = spec.layout
     writer = Writer(stream)
     schemas = {kind: writer.register_msgdef(kind, text) for kind, text in DEFINITIONS.items()}
-    outputs = tuple(f"output {i + 1}" for i in range(spec.num_outputs))
+    outputs = spec.output_names
     joints = [joint_name(layout.measured[i]) for i in layout.position]
     names = {
         MEASURED_TOPIC: layout.measured,

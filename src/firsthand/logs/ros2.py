@@ -109,6 +109,13 @@ def read_messages(
                 f"{path} has no message on the topic {topic!r}{suggest(topic, there)}; "
                 f"it has {', '.join(there) or 'no topic at all'}."
             )
+        _, values = found.table()
+        for place, (column, _) in enumerate(found.read):
+            if np.isnan(values[:, place]).all():
+                raise UserError(
+                    f"{path}: {topics.sources[column].field!r} of {topic} is a number in none of its {len(values)} "
+                    "messages: is the list that long, counted from 0?"
+                )
     return _rows(path, sha256, spec, topics, samples)
 
 

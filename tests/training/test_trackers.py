@@ -1,6 +1,7 @@
 """MLflow and Weights & Biases through one interface, against modules that stand in for theirs: both are heavy."""
 
 import sys
+import threading
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,6 +77,35 @@ def test_a_service_that_cannot_be_reached_is_told_of_once(works_for: int) -> Non
     assert len(service.calls) == works_for
 
 
+def test_a_service_that_does_not_answer_holds_up_nothing() -> None:
+    answer, told = threading.Event(), []
+
+    class Silent(Listed):
+        def start(self, run: str, settings: Mapping[str, Any]) -> None:
+            answer.wait()
+            super().start(run, settings)
+
+    service = Silent()
+    with Tracker(service, "a run", {}, list, told.append, patience_s=0.0) as tracker:
+        tracker.after_episode(summary(1))
+    assert told == ["listed cannot be reached (no answer within 0 s); training goes on, the run's folder has all."]
+    assert service.calls == []
+    answer.set()  # it answers after all, and gets everything
+    tracker._thread.join(10.0)
+    assert service.calls == [("start", "a run", {}), ("log", 1, values(1)), ("finish",)]
+
+
+def test_wandb_without_a_key_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, told = types.ModuleType("wandb"), []
+    vars(module).update(api=types.SimpleNamespace(api_key=None), init=lambda **_: pytest.fail("it would ask"))
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with Tracker(WandbService(tmp_path), "a run", {}, list, told.append):
+        pass
+    assert len(told) == 1
+    assert "no key: `wandb login`, or WANDB_MODE=offline" in told[0]
+
+
 def test_wandb_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
@@ -94,6 +124,7 @@ def test_wandb_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     vars(module)["init"] = init
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
     with Tracker(WandbService(tmp_path), "a run", {"seed": 1}, list, pytest.fail) as tracker:
         tracker.after_episode(summary(1))
     options, *rest = calls

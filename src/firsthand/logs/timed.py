@@ -43,7 +43,7 @@ def on_the_period(
     rate = compare_period(steps, period)
     if rate == "slower":
         raise UserError(
-            f"{path} has a row every {own:g} s, but {spec.robot} is controlled every {period:g} s: what happened in "
+            f"{path} has a row every {own:.4g} s, but {spec.robot} is controlled every {period:g} s: what happened in "
             "between is unknown; log at least as often."
         )
     joined = find_joined_rows(steps, period)

@@ -1,12 +1,15 @@
 """Experiment trackers: the metrics of a run sent to MLflow or Weights & Biases while it trains.
 
-A tracker is a callback. What it needs of a service is four functions, `Service`; a tracker of your own is a class with
-these. A tracker that cannot be reached stops nothing: training goes on, and the user is told once. The run's folder has
-every number in any case.
+A tracker is a callback. What it needs of a service is a name and three functions, `Service`; a tracker of your own is
+a class with these. They are called in a thread of their own: a service that does not answer holds up no robot. One that
+cannot be reached stops nothing; the user is told once, and the run's folder has every number in any case.
 """
 
 import importlib.util
 import numbers
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +19,10 @@ from .parts import Callback, EpisodeSummary
 
 
 class Service(Protocol):
-    """What is needed of a tracking service. Whatever its functions raise is reported once, and stops nothing."""
+    """What is needed of a tracking service: all of it is called in one thread, which is not the robot's.
+
+    Whatever its functions raise is reported once, and stops nothing.
+    """
 
     name: str
     """As the user calls it."""
@@ -51,6 +57,9 @@ class MlflowService:
 
         from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
+        # By itself it tries for minutes before it says that a server is not there.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer releases ask for it
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder / "mlflow").resolve().as_uri()
@@ -95,6 +104,10 @@ class WandbService:
 
         import wandb  # pyright: ignore[reportMissingImports]
 
+        if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.api.api_key:
+            raise ConnectionError(
+                "no key: `wandb login`, or WANDB_MODE=offline"
+            )  # it would ask in the middle of training
         identity = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "firsthand"),
@@ -125,6 +138,10 @@ def check_tracker(name: str) -> None:
         raise UserError(f"tracking with {name} needs its package: {how_to_install(name)}.")
 
 
+PATIENCE_S = 30.0
+"""Seconds that a service may take for one answer before the user is told, and before the end of a run stops waiting."""
+
+
 class Tracker(Callback):
     """Sends every number of metrics.jsonl to a service, over episodes. For a `with`.
 
@@ -134,6 +151,7 @@ class Tracker(Callback):
         settings: what it is made with; nested names are joined with dots.
         read_metrics: the lines so far, for a service that has to catch up.
         notify: how the user is told.
+        patience_s: how long one answer may take.
     """
 
     def __init__(
@@ -143,23 +161,35 @@ class Tracker(Callback):
         settings: Mapping[str, Any],
         read_metrics: Callable[[], Iterable[Mapping[str, Any]]],
         notify: Callable[[str], None],
+        *,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.service, self.run, self.settings = service, run, flatten(settings)
-        self.read_metrics, self._notify = read_metrics, notify
-        self.reachable = True
+        self.read_metrics, self._notify, self._patience_s = read_metrics, notify, patience_s
+        self._told = False
+        self._failure = ""
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._asked_at: float | None = None  # when the service was asked what it has not answered yet
+        self._thread = threading.Thread(target=self._call_all, name=f"tracker {service.name}", daemon=True)
 
     def __enter__(self) -> "Tracker":
-        self._try(self.service.start, self.run, self.settings)
+        self._thread.start()
+        self._calls.put(lambda: self.service.start(self.run, self.settings))
         for line in self.read_metrics():
             self._log(line)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._try(self.service.finish)
+        self._calls.put(self.service.finish)
+        self._calls.put(None)
+        while self._thread.is_alive() and not self._is_late():
+            self._thread.join(0.05)
+        self._tell()
 
     def after_episode(self, summary: EpisodeSummary) -> None:
         """Send the episode."""
         self._log(summary.metrics)
+        self._tell()
 
     def _log(self, line: Mapping[str, Any]) -> None:
         values = {
@@ -167,18 +197,31 @@ class Tracker(Callback):
             for name, value in line.items()
             if name != "episode" and isinstance(value, numbers.Real)  # also true and false; null is left out
         }
-        self._try(self.service.log, line["episode"], values)
+        self._calls.put(lambda: self.service.log(line["episode"], values))
 
-    def _try(self, do: Callable[..., None], *arguments: Any) -> None:
-        """Once it has failed it is left alone: a service that answers late would hold up a robot."""
-        if not self.reachable:
+    def _call_all(self) -> None:
+        """The thread: one call after the other. After one that failed the service is left alone."""
+        while (call := self._calls.get()) is not None:
+            self._asked_at = time.monotonic()
+            try:
+                call()
+                self._asked_at = None
+            except Exception as error:  # whatever a service and its network raise
+                self._failure = (str(error).strip() or type(error).__name__).splitlines()[0]
+                return
+
+    def _is_late(self) -> bool:
+        asked_at = self._asked_at
+        return asked_at is not None and time.monotonic() - asked_at > self._patience_s
+
+    def _tell(self) -> None:
+        """Say once what is wrong, if anything; in the caller's thread."""
+        late = self._thread.is_alive() and self._is_late()
+        if self._told or not (self._failure or late):
             return
-        try:
-            do(*arguments)
-        except Exception as error:  # whatever a service and its network raise
-            self.reachable = False
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._notify(f"{self.service.name} cannot be reached ({why}); training goes on, the run's folder has all.")
+        self._told = True
+        why = self._failure or f"no answer within {self._patience_s:g} s"
+        self._notify(f"{self.service.name} cannot be reached ({why}); training goes on, the run's folder has all.")
 
 
 def flatten(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """The three distributions: each builds, and together they work in a clean environment; who installs what."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,11 @@ import pytest
 from documented import ROOT
 
 PROJECTS = {"firsthand_onboard": ROOT / "onboard", "firsthand": ROOT, "firsthand_lab": ROOT / "lab"}
+_SPEC = importlib.util.spec_from_file_location("release", ROOT / "scripts" / "release.py")
+assert _SPEC is not None
+assert _SPEC.loader is not None
+release = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(release)
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
 
 
@@ -73,6 +80,35 @@ def check_contents(name: str, path: Path) -> None:
     assert any(entry.endswith("/licenses/LICENSE") for entry in packed)
     assert "Project-URL: Paper" in metadata
     assert "Classifier: Typing :: Typed" in metadata
+
+
+def test_all_places_have_one_version() -> None:
+    assert release.check() == []
+
+
+def test_a_release_writes_version_and_date_everywhere(tmp_path: Path) -> None:
+    files = {name for name, _ in release.PLACES}
+    for name in (*files, release.CHANGELOG):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / release.CHANGELOG).write_text(
+        "# Changelog\n\n## Unreleased\n\n### Added\n\n- More.\n\n## 0.0.1 (then)\n"
+    )
+    changed = release.release("9.8.7", date(2031, 2, 3), tmp_path)
+    assert set(changed) == files | {release.CHANGELOG}
+    assert {found for _, found in release.versions(tmp_path)} == {"9.8.7"}
+    text = (tmp_path / release.CHANGELOG).read_text()
+    assert "## Unreleased\n\n## 9.8.7 (2031-02-03)\n\n### Added\n\n- More.\n" in text
+    with pytest.raises(SystemExit, match="nothing under '## Unreleased'"):
+        release.release("9.8.8", date(2031, 2, 4), tmp_path)
+    (tmp_path / "CITATION.cff").write_text("version: 1.0.0\n")
+    assert release.check(tmp_path) == ["CITATION.cff: version: {} has 1.0.0, but pyproject.toml has 9.8.7"]
+
+
+@pytest.mark.parametrize("version", [None, "v0.2.0", "0.2", "0.2.0-beta"])
+def test_a_release_needs_a_version(version: str | None) -> None:
+    with pytest.raises(SystemExit, match=r"must be like 0\.2\.0"):
+        release.main([] if version is None else [version])
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,28 @@ class Branches:
         return {name: column[sound] for name, column in table.items()}
 
 
+class Rounds:
+    """The latest branches, of which a batch is drawn."""
+
+    def __init__(self) -> None:
+        self.kept: list[Transitions] = []
+
+    def remember(self, branches: Transitions) -> None:
+        """Another round; the oldest ones are forgotten. One without a finite branch is none."""
+        if len(branches["rewards"]):
+            self.kept = [*self.kept, branches][-KEPT:]
+
+    def draw(self, count: int, rng: np.random.Generator) -> Transitions:
+        """Transitions of all rounds; every one is as likely as any other."""
+        lengths = np.asarray([len(r["rewards"]) for r in self.kept])
+        which = rng.choice(len(lengths), count, p=lengths / lengths.sum())
+        parts = []
+        for i in np.unique(which):
+            rows = rng.integers(lengths[i], size=int((which == i).sum()))
+            parts.append({name: column[rows] for name, column in self.kept[i].items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 def mixed_buffer() -> type:
     """The replay buffer whose samples are mostly imagined."""
     import torch
@@ -115,28 +137,19 @@ def mixed_buffer() -> type:
 
         def __init__(self, *arguments: Any, **more: Any) -> None:
             super().__init__(*arguments, **more)
-            self.rounds: list[Transitions] = []
+            self.rounds = Rounds()
             self._rng = np.random.default_rng(0)
-
-        def remember(self, branches: Transitions) -> None:
-            """Another round; the oldest ones are forgotten."""
-            self.rounds = [*self.rounds, branches][-KEPT:]
 
         def sample(self, batch_size: int, env: Any = None) -> Any:
             """As ever before the first branches; then few that were measured."""
-            if not self.rounds:
+            if not self.rounds.kept:
                 return super().sample(batch_size, env)
             few = max(round(MEASURED * batch_size), 1)
             measured = super().sample(few, env)
-            lengths = np.asarray([len(r["rewards"]) for r in self.rounds])
-            which = self._rng.choice(len(lengths), batch_size - few, p=lengths / lengths.sum())
-            parts = []
-            for i in np.unique(which):
-                rows = self._rng.integers(lengths[i], size=int((which == i).sum()))
-                parts.append({name: column[rows] for name, column in self.rounds[i].items()})
+            imagined = self.rounds.draw(batch_size - few, self._rng)
 
             def both(own: Any, name: str) -> Any:
-                column = np.concatenate([p[name] for p in parts]).astype(np.float32)
+                column = imagined[name].astype(np.float32)
                 return torch.cat([own, torch.as_tensor(column.reshape(len(column), -1))])
 
             order = torch.as_tensor(self._rng.permutation(batch_size))
@@ -205,7 +218,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
                 sampled = branches.imagine(
                     model.state.dynamics, lambda s: sac.predict(s, deterministic=False)[0], count, length, rng
                 )
-                sac.replay_buffer.remember(sampled)
+                sac.replay_buffer.rounds.remember(sampled)
             if view.episode > len(ledger.curves):
                 done = view.episode
                 ledger.episode(done, view.errors[-1], watch.take(), sac._n_updates + model.updates)

@@ -62,7 +62,7 @@ def write_books(folder, errors, *, computing=1.0, random_m=0.02):
     episodes = np.arange(1, count + 1)
     columns = {"episode": episodes, "tracking_error": errors, "computing_s": np.full(count, computing)}
     files.write_csv(folder / CURVES, {**columns, "updates": 10 * episodes})
-    tested = np.asarray([e for e in (5, 10, 20, 40) if e <= count] or [count])
+    tested = np.asarray([e for e in compare.TESTED if e <= count] or [count])
     error = random_m * np.sqrt(count / tested)
     test = {"episode": tested, "random_m": error, "shapes_m": error, "act_ms": np.full(len(tested), 0.5)}
     files.write_csv(folder / MARKS, {**test, "random_max_m": 5 * error, "shapes_max_m": 5 * error})
@@ -93,6 +93,12 @@ def test_the_table_says_what_the_books_say(tmp_path):
     assert f"about {10_240 * task.episode_s / 3600:.2g} robot hours" in finding.text
     assert "extrapolated" in finding.text
     assert any("× 16" in row.measured for row in finding.rows)
+    # After 24 episodes both have √(40/24) times as much: 16 is more than the goals of 2 and 3.
+    assert table["early"] == [24, 24]
+    assert table["early_random_m"] == pytest.approx([0.01 * (40 / 24) ** 0.5, 0.16 * (40 / 24) ** 0.5])
+    goals = [row.paper for row in finding.rows if "best peer (PPO)" in row.quantity]
+    assert goals == ["≥ 2 (goal)", "≥ 3 (goal)"]
+    assert finding.summary[0]["random at 24"] == ["1.29", "20.7"]
     assert set(finding.figures) == {"curves", "paths"}
 
 

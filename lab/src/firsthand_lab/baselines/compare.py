@@ -38,8 +38,12 @@ from .rows import (
     where_peers_win,
 )
 
-GOAL, GOAL_COMPUTING = 5.0, 50.0
-"""Goals: how many times our error the best peer has, and how many times our computing the large ones need."""
+TESTED = (5, 10, 24, 40, 80, 160)
+"""Episodes after which controllers are tested; 24 of the excavator's are 20 minutes of robot time."""
+EARLY = 24
+GOAL_EARLY, GOAL, GOAL_COMPUTING = 2.0, 3.0, 50.0
+"""Goals: how many times our error the best peer has after `EARLY` episodes and at the end, and how many times our
+computing the large ones need."""
 
 
 class PeerComparison(Experiment):
@@ -116,18 +120,21 @@ class PeerComparison(Experiment):
         ours, others = rows[0], rows[1:]
         known = [row for row in others if row.tested == ours.tested > 0]
         goals = []
-        rivals = [row for row in known if not row.peer.own]
-        if rivals:
-            best = min(rivals, key=lambda r: r.random_m)
-            factor = best.random_m / ours.random_m
-            goals.append(
-                Comparison(
-                    f"error of the best peer ({best.peer.title}) over ours, random references",
-                    f"× {factor:.1f}",
-                    f"≥ {GOAL:g} (goal)",
-                    Verdict.of(factor >= GOAL, size),
+        for early, goal in ((True, GOAL_EARLY), (False, GOAL)):
+            rivals = [r for r in others if not r.peer.own and r.random_at(early) and ours.random_at(early)]
+            rivals = [r for r in rivals if r.episode_of(early) == ours.episode_of(early)]
+            if rivals:
+                best = min(rivals, key=lambda r: r.random_at(early))
+                factor = best.random_at(early) / ours.random_at(early)
+                goals.append(
+                    Comparison(
+                        f"error of the best peer ({best.peer.title}) over ours, random references, after "
+                        f"{ours.episode_of(early)} episodes",
+                        f"× {factor:.1f}",
+                        f"≥ {goal:g} (goal)",
+                        Verdict.of(factor >= goal, size),
+                    )
                 )
-            )
         for row in known:
             what = f"error of {row.peer.title} over ours, random references"
             goals.append(Comparison(what, f"× {row.random_m / ours.random_m:.1f}", "–"))
@@ -220,8 +227,8 @@ class PeerStudy(Study):
 def marks(episodes: int, *, few: bool) -> list[int]:
     """Episodes after which a controller is tested."""
     if few:
-        return sorted({max(episodes // 2, 1), episodes})
-    return sorted({m for m in (5, 10, 20, 40, 80, 160) if m < episodes} | {episodes})
+        return sorted({EARLY if episodes > EARLY else max(episodes // 2, 1), episodes})
+    return sorted({m for m in TESTED if m < episodes} | {episodes})
 
 
 def _panel(peer: Peer, result: Result) -> PathPanel:

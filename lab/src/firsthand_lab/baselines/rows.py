@@ -48,6 +48,10 @@ class Row:
     random_m: float
     """Mean error of the controller in the last test on random references that nobody trains on."""
     shapes_m: float
+    early: int
+    """The last test before that one that is after half of the episodes or later; 0 for none."""
+    early_random_m: float
+    early_shapes_m: float
     learning_m: float
     """Mean error in the last episodes of training, exploration included."""
     robot_min: tuple[float, ...]
@@ -64,6 +68,14 @@ class Row:
     versions: int
     """Of the code that its finished runs were made with."""
 
+    def episode_of(self, early: bool) -> int:
+        """The episode of the early test or of the last one; 0 for none."""
+        return self.early if early else self.tested
+
+    def random_at(self, early: bool) -> float:
+        """The error on random references there; 0 for none."""
+        return (self.early_random_m if early else self.random_m) if self.episode_of(early) else 0.0
+
 
 def row_of(peer: Peer, found: list[Result], task: Task) -> Row:
     """Medians over the seeds of a peer, up to the last episode that all of them have behind them."""
@@ -72,11 +84,12 @@ def row_of(peer: Peer, found: list[Result], task: Task) -> Row:
     tests = [r.csv(MARKS) for r in found if (r.folder / MARKS).exists()]
     common = set.intersection(*({int(e) for e in t["episode"] if e <= episodes} for t in tests)) if tests else set()
     tested = max(common, default=0)
+    early = max((e for e in common if episodes / 2 <= e < tested), default=0)
     facts = [r.json(FACTS) for r in found if (r.folder / FACTS).exists()]
     minutes = task.episode_s / 60
 
-    def in_test(name: str) -> float:
-        return _median([t[name][t["episode"] == tested][0] for t in tests]) if tested else math.nan
+    def in_test(name: str, episode: int = tested) -> float:
+        return _median([t[name][t["episode"] == episode][0] for t in tests]) if episode else math.nan
 
     def minutes_to(level: float) -> float:
         # A median over seeds of which some never get there is "never" when most do not.
@@ -94,6 +107,9 @@ def row_of(peer: Peer, found: list[Result], task: Task) -> Row:
         tested=tested,
         random_m=in_test("random_m"),
         shapes_m=in_test("shapes_m"),
+        early=early,
+        early_random_m=in_test("random_m", early),
+        early_shapes_m=in_test("shapes_m", early),
         learning_m=lately(found, episodes),
         robot_min=tuple(minutes_to(level) for level in LEVELS_M),
         computing_s=_median([spent(c) for c in curves]),
@@ -175,11 +191,20 @@ def as_text(rows: list[Row]) -> tuple[dict[str, list[str]], ...]:
     """What each achieved, how soon, and what it took: tables as people read them."""
     levels = "/".join(f"{100 * level:.0f}" for level in LEVELS_M)
     names = [r.peer.title for r in rows]
+    early = max((r.early for r in rows), default=0)
+    before = {
+        f"{name} at {early}": [_number(100 * value, ".3g") if r.early == early else "–" for r, value in found]
+        for name, found in (
+            ("random", [(r, r.early_random_m) for r in rows]),
+            ("shapes", [(r, r.early_shapes_m) for r in rows]),
+        )
+    }
     return (
         {
             "errors in cm": names,
             "seeds": [str(r.seeds) for r in rows],
             "episodes": [str(r.episodes) for r in rows],
+            **(before if early else {}),
             "random": [_error(r.random_m, r) for r in rows],
             "shapes": [_error(r.shapes_m, r) for r in rows],
             "while learning": [_number(100 * r.learning_m, ".3g") for r in rows],
@@ -243,6 +268,9 @@ def as_columns(rows: list[Row]) -> dict[str, list[Any]]:
         "tested_after": [r.tested for r in rows],
         "random_m": [r.random_m for r in rows],
         "shapes_m": [r.shapes_m for r in rows],
+        "early": [r.early for r in rows],
+        "early_random_m": [r.early_random_m for r in rows],
+        "early_shapes_m": [r.early_shapes_m for r in rows],
         "learning_m": [r.learning_m for r in rows],
         **{f"robot_min_to_{100 * level:.0f}_cm": [r.robot_min[i] for r in rows] for i, level in enumerate(LEVELS_M)},
         "computing_s_per_robot_hour": [r.computing_s for r in rows],

@@ -93,12 +93,12 @@ def test_the_table_says_what_the_books_say(tmp_path):
     assert f"about {10_240 * task.episode_s / 3600:.2g} robot hours" in finding.text
     assert "extrapolated" in finding.text
     assert any("× 16" in row.measured for row in finding.rows)
-    # After 24 episodes both have √(40/24) times as much: 16 is more than the goals of 2 and 3.
-    assert table["early"] == [24, 24]
-    assert table["early_random_m"] == pytest.approx([0.01 * (40 / 24) ** 0.5, 0.16 * (40 / 24) ** 0.5])
+    # After 20 episodes both have √(40/20) times as much: 16 is more than the goals of 2 and 3.
+    assert table["early"] == [20, 20]
+    assert table["early_random_m"] == pytest.approx([0.01 * 2**0.5, 0.16 * 2**0.5])
     goals = [row.paper for row in finding.rows if "best peer (PPO)" in row.quantity]
     assert goals == ["≥ 2 (goal)", "≥ 3 (goal)"]
-    assert finding.summary[0]["random at 24"] == ["1.29", "20.7"]
+    assert finding.summary[0]["random at 20"] == ["1.41", "22.6"]
     assert set(finding.figures) == {"curves", "paths"}
 
 

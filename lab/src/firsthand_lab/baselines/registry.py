@@ -129,20 +129,30 @@ PEERS = {
             require=_episodic("residual"),
         ),
         *(
-            Peer(name, title, f"{_HERE}.sb3:run", seconds=s, extra=(("algorithm", name),), require=_sb3(name))
-            for name, title, s in (
-                ("ppo", "PPO", 5),
-                ("sac", "SAC", 30),
-                ("crossq", "CrossQ", 30),
-                ("droq", "DroQ", 60),
-                ("simba", "SimBa", 30),
+            Peer(
+                name,
+                title,
+                f"{_HERE}.sb3:run",
+                setting=setting,
+                seconds=s,
+                extra=(("algorithm", name.partition(":")[0]),),
+                require=_sb3(name.partition(":")[0]),
+            )
+            for name, title, setting, s in (
+                ("ppo", "PPO", "full", 5),
+                ("sac", "SAC", "full", 30),
+                ("crossq", "CrossQ, reduced", "reduced", 15),
+                ("crossq:default", "CrossQ, default", "default", 130),
+                ("droq", "DroQ", "full", 135),
+                ("simba", "SimBa, reduced", "reduced", 30),
+                ("simba:default", "SimBa, default", "default", 70),
             )
         ),
         Peer(
             "mbpo",
             "MBPO, our model",
             f"{_HERE}.mbpo:run",
-            seconds=60,
+            seconds=75,
             told=_COST,
             require=_sb3("mbpo"),
         ),

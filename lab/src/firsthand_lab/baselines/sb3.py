@@ -26,10 +26,15 @@ SETTINGS = {
     "every 2048 steps, so that the steps after the last one are not learned from",
     "sac": "defaults of stable-baselines3; learning starts after one episode of random actions",
     "crossq": "defaults of sbx; learning starts after one episode of random actions",
+    "crossq:reduced": "defaults of sbx but critics of two layers of 256 in place of 1024; learning starts after one "
+    "episode of random actions",
     "droq": "SAC of sbx with dropout 0.01, layer norm, 20 updates per step and a policy update every 20th, as sbx "
     "documents DroQ; learning starts after one episode of random actions",
     "simba": "SAC of sbx with SimbaPolicy: one block of 128 for the policy, two of 256 for each of two critics, AdamW; "
     "observations normalised (VecNormalize); learning starts after one episode of random actions",
+    "simba:reduced": "SAC of sbx with SimbaPolicy: one block of 128 for the policy, two of 128 for each of two critics "
+    "(published: two of 512), AdamW; observations normalised (VecNormalize); learning starts after one episode of "
+    "random actions",
 }
 FROM_SBX = ("crossq", "droq", "simba", "mbpo")
 
@@ -73,11 +78,13 @@ def environment(view: RobotView) -> Any:
     return RobotEnvironment()
 
 
-def make_model(algorithm: str, vector: Any, *, seed: int, first: int, steps: int, tiny: bool) -> tuple[Any, int]:
+def make_model(algorithm: str, vector: Any, *, seed: int, first: int, steps: int, setting: str) -> tuple[Any, int]:
     """The learner, and how many gradient steps it takes for each that its package counts.
 
-    `first` steps are random where the algorithm learns from a replay buffer of `steps`.
+    `first` steps are random where the algorithm learns from a replay buffer of `steps`. The settings `reduced` and
+    `tiny` have smaller networks or fewer updates.
     """
+    tiny, reduced = setting == "tiny", setting == "reduced"
     if algorithm == "ppo":
         from stable_baselines3 import PPO
 
@@ -92,13 +99,15 @@ def make_model(algorithm: str, vector: Any, *, seed: int, first: int, steps: int
     import sbx
 
     if algorithm == "crossq":
-        return sbx.CrossQ("MlpPolicy", vector, **options), 1
+        sizes: dict[str, Any] = {"policy_kwargs": {"net_arch": {"pi": [256, 256], "qf": [256, 256]}}} if reduced else {}
+        return sbx.CrossQ("MlpPolicy", vector, **sizes, **options), 1
     if algorithm == "droq":
         times = 2 if tiny else 20
         networks: dict[str, Any] = {"dropout_rate": 0.01, "layer_norm": True}
         options |= {"gradient_steps": times, "policy_delay": times}
         return sbx.SAC("MlpPolicy", vector, policy_kwargs=networks, **options), 1
-    networks = {"optimizer_class": optax.adamw, "net_arch": {"pi": [128], "qf": [256, 256]}, "n_critics": 2}
+    blocks = [128, 128] if reduced else [256, 256]
+    networks = {"optimizer_class": optax.adamw, "net_arch": {"pi": [128], "qf": blocks}, "n_critics": 2}
     return sbx.SAC("SimbaPolicy", vector, policy_kwargs=networks, **options), 1
 
 
@@ -122,7 +131,8 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
     torch.set_num_threads(1)  # such small networks gain nothing from more
-    tiny = parameters["setting"] == "tiny"
+    setting = parameters["setting"]
+    tiny = setting == "tiny"
     plant, task = plant_and_task(parameters["robot"], tiny=tiny)
     view = RobotView(plant, task, seed=parameters["seed"])
     ledger = Ledger(folder, view.stepper, parameters["marks"], report)
@@ -132,7 +142,9 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     vector: Any = DummyVecEnv([lambda: environment(view)])
     if algorithm in ("ppo", "simba"):
         vector = VecNormalize(vector, norm_reward=algorithm == "ppo")
-    model, passes = make_model(algorithm, vector, seed=parameters["seed"], first=per_episode, steps=steps, tiny=tiny)
+    model, passes = make_model(
+        algorithm, vector, seed=parameters["seed"], first=per_episode, steps=steps, setting=setting
+    )
 
     def act(seen: np.ndarray, first: np.ndarray) -> np.ndarray:
         if isinstance(vector, VecNormalize):
@@ -157,4 +169,5 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     model.set_logger(Logger(None, []))  # its own would leave a folder in /tmp
     model.learn(steps, callback=Episodes())
     ledger.test(parameters["episodes"], act)
-    ledger.describe(parameters=count_parameters(model, algorithm), setting=SETTINGS[algorithm])
+    name = f"{algorithm}:{setting}"
+    ledger.describe(parameters=count_parameters(model, algorithm), setting=SETTINGS.get(name, SETTINGS[algorithm]))

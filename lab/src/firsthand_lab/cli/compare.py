@@ -34,8 +34,8 @@ class Compare:
     """A simulated robot: excavator, excavator-pressure, excavator-realistic, soft-arm. With pid, paper,
     deepc, koopman, neural-mpc and residual alone, any robot that can be run: my_robot.py:task, too."""
     peers: Annotated[str, arg(metavar="NAMES")] = PEERS
-    """Comma-separated. dreamerv3 and tdmpc2 have settings that two cores can bear; dreamerv3:default and tdmpc2:default
-    are the published ones (hours to days)."""
+    """Comma-separated. crossq, simba, dreamerv3 and tdmpc2 have settings that two cores can bear; with :default they
+    are the published ones (an hour to days)."""
     episodes: Annotated[int, arg(metavar="N")] = 40
     """Robot time for each of them."""
     seeds: Annotated[int, arg(metavar="N")] = 3

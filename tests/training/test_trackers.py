@@ -97,7 +97,7 @@ def test_a_service_that_does_not_answer_holds_up_nothing() -> None:
 
 def test_wandb_without_a_key_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, told = types.ModuleType("wandb"), []
-    vars(module).update(api=types.SimpleNamespace(api_key=None), init=lambda **_: pytest.fail("it would ask"))
+    vars(module).update(login=lambda *, prompt: prompt, init=lambda **_: pytest.fail("it would ask"))
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     with Tracker(WandbService(tmp_path), "a run", {}, list, told.append):

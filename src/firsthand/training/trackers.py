@@ -104,7 +104,7 @@ class WandbService:
 
         import wandb  # pyright: ignore[reportMissingImports]
 
-        if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.api.api_key:
+        if os.environ.get("WANDB_MODE", "online") == "online" and not _has_key(wandb):
             raise ConnectionError(
                 "no key: `wandb login`, or WANDB_MODE=offline"
             )  # it would ask in the middle of training
@@ -127,6 +127,14 @@ class WandbService:
         self._run.finish()
 
 
+def _has_key(wandb: Any) -> bool:
+    """Whether Weights & Biases knows a key of the user; asks for none."""
+    try:
+        return bool(wandb.login(prompt=False))
+    except TypeError:  # an older release, without `prompt`
+        return bool(wandb.api.api_key)
+
+
 SERVICES: dict[str, Callable[[Path], Any]] = {"mlflow": MlflowService, "wandb": WandbService}
 
 
@@ -140,6 +148,8 @@ def check_tracker(name: str) -> None:
 
 PATIENCE_S = 30.0
 """Seconds that a service may take for one answer before the user is told, and before the end of a run stops waiting."""
+MAX_REASON = 120
+"""Characters of a service's own words that are shown."""
 
 
 class Tracker(Callback):
@@ -221,6 +231,7 @@ class Tracker(Callback):
             return
         self._told = True
         why = self._failure or f"no answer within {self._patience_s:g} s"
+        why = why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}…"
         self._notify(f"{self.service.name} cannot be reached ({why}); training goes on, the run's folder has all.")
 
 

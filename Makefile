@@ -61,7 +61,7 @@ soak: $(TEST_READY)
 docs: $(DOCS_READY)
 	$(BIN)/python scripts/check_numbers.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	@echo "The site is in build/site: open build/site/index.html"
+	@echo "The site is in build/site: open build/site/index.html, or, with its search, http://127.0.0.1:8000 after: python3 -m http.server -b 127.0.0.1 -d build/site"
 
 # Needs an index with ROS 2's wheels; where there is none it says so and ends well.
 test-ros2: $(TEST_READY)

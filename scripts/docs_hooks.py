@@ -75,6 +75,8 @@ def rewrite_links(markdown: str, source: str) -> str:
             inside = "decisions/README.md" if full.endswith("decisions") else "index.md"
         else:
             return f"{text} (`{full}`)" if full not in text else text
+        if re.fullmatch(r"(?:\w+/)*\w+\.md", text):  # a file's name says little on a site
+            text = posixpath.basename(text).removesuffix(".md").replace("_", " ")
         here = posixpath.relpath(inside, posixpath.dirname(source) or ".")
         return f"[{text}]({here}{'#' + anchor if anchor else ''})"
 
@@ -103,10 +105,17 @@ def python_page() -> str:
         if module and qualified and module.split(".")[0] in PACKAGES:
             entries.append(f"::: {module}.{qualified}\n    options:\n      heading_level: 2\n")
         else:
-            entries.append(f"## {name}\n\n{' '.join((getattr(found, '__doc__', None) or '').split())[:400]}\n")
+            entries.append(f"## {name}\n\n{_described(name, found)}\n")
     return "# Python\n\n`import firsthand as fh` offers these names; everything else is private.\n\n" + "\n".join(
         entries
     )
+
+
+def _described(name: str, found: Any) -> str:
+    """A name that is no class or function of ours: a module by its first words, anything else by what it holds."""
+    if isinstance(found, dict):
+        return f"By name: {', '.join(f'`{key}`' for key in found)}."
+    return " ".join((getattr(found, "__doc__", None) or f"`{name}`").split())[:400]
 
 
 def command_line_page() -> str:
@@ -151,7 +160,7 @@ def settings_page() -> str:
         rows.setdefault(group, []).append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     head = f"| setting | what it does | may be | {' | '.join(PRESETS)} |\n|---|---|---|{'---|' * len(PRESETS)}\n"
     text = [
-        "# Settings\n\nOptions of `firsthand train` and names for `changes` from Python. The last columns are the "
+        "# Settings\n\nOptions of `firsthand train` and keys of `settings` in `fh.train`. The last columns are the "
         "presets' values.\n"
     ]
     text += [f"## {group}\n\n{head}" + "\n".join(lines) + "\n" for group, lines in rows.items()]

@@ -75,6 +75,7 @@ def test_links_that_leave_the_pages_are_rewritten() -> None:
     rewrite = load("scripts/docs_hooks.py").rewrite_links
     assert rewrite("[a](fast.md#x)", "algorithm.md") == "[a](fast.md#x)"
     assert rewrite("[a](../README.md#two-commands)", "tutorial.md") == "[a](index.md)"
+    assert rewrite("[many_machines.md](many_machines.md#x)", "fast.md") == "[many machines](many_machines.md#x)"
     assert rewrite("[a](../sensors.md)", "decisions/0011-noisy-sensors.md") == "[a](../sensors.md)"
     assert rewrite("[a](docs/fast.md)", "changelog.md") == "[a](fast.md)"
     assert rewrite("[two\nlines](../../docs/fast.md)", "notebooks/excavator.md") == "[two\nlines](../fast.md)"
@@ -86,6 +87,9 @@ def test_made_pages_hold_every_command_and_setting() -> None:
     hooks = load("scripts/docs_hooks.py")
     settings = hooks.settings_page()
     assert "| `--policy_step.eta` |" in settings
+    python = hooks.python_page()
+    assert "By name: `fast`, `paper`, `paper-exact`." in python
+    assert "new empty dictionary" not in python
     assert "--topics FILE" in hooks.help_text(["train"])
 
 

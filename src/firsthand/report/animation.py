@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
@@ -18,7 +19,7 @@ from ..runs import atomic
 from ..training.run import Run
 from ..units import unit_of
 from .data import PathAxes
-from .style import ALARM, PALETTE, REFERENCE, styled
+from .style import ALARM, INK, PALETTE, REFERENCE, styled
 
 PANELS = 4
 SECONDS = 10.0
@@ -81,6 +82,8 @@ def animate(run: Run, episodes: Sequence[int]) -> bytes:
         (body,) = axes.plot([], [], color="#9A9A9A", linewidth=3.0, marker="o", markersize=4)
         (wanted,) = axes.plot([], [], **REFERENCE)
         (done,) = axes.plot([], [], color=PALETTE[0], linewidth=1.8)
+        if axes_of.equal and not drawn:
+            _scale_bar(axes, low, high, robot.unit)
         goal = axes.add_patch(Circle((0, 0), 0.012 * float((high - low)[0]), color=ALARM))
         drawn.append((episode, body, wanted, done, goal))
     stride = max(round(SPEED / (FRAMES_PER_SECOND * spec.period_s)), 1)
@@ -107,6 +110,15 @@ def animate(run: Run, episodes: Sequence[int]) -> bytes:
         buffer, "GIF", save_all=True, append_images=others, duration=1000 // FRAMES_PER_SECOND, loop=0, optimize=True
     )
     return buffer.getvalue()
+
+
+def _scale_bar(axes: Axes, low: np.ndarray, high: np.ndarray, unit: str) -> None:
+    """A length to compare with, in the lower left corner: a power of ten."""
+    size = high - low
+    length = 10.0 ** np.floor(np.log10(float(size[0]) / 3))
+    x, y = low + 0.06 * size
+    axes.plot([x, x + length], [y, y], color=INK, linewidth=1.5)
+    axes.text(x + length / 2, y + 0.02 * size[1], f"{length:g} {unit}", ha="center", va="bottom", fontsize=8)
 
 
 def _stretch(record: EpisodeRecord, period_s: float) -> tuple[np.ndarray, np.ndarray]:

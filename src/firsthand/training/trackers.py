@@ -105,9 +105,8 @@ class WandbService:
         import wandb  # pyright: ignore[reportMissingImports]
 
         if os.environ.get("WANDB_MODE", "online") == "online" and not _has_key(wandb):
-            raise ConnectionError(
-                "no key: `wandb login`, or WANDB_MODE=offline"
-            )  # it would ask in the middle of training
+            # It would ask for one at the terminal, in the middle of training.
+            raise ConnectionError("no key: `wandb login`, or WANDB_MODE=offline")
         identity = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "firsthand"),

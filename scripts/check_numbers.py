@@ -8,6 +8,7 @@ be those, rounded to the digits that the cell shows. A new table of recorded num
 
 import csv
 import itertools
+import json
 import re
 import statistics
 import sys
@@ -149,6 +150,31 @@ def claims_of_peers() -> Iterator[Claim]:
         yield Claim("docs/earlier_results.md", (shown,), "after 40, shapes", (shapes,), file)
 
 
+JUDGED_ANEW = ("convergence", "payload")
+"""Experiments whose recorded data are judged by stricter rules than when their finding was written."""
+
+
+def verdicts() -> Iterator[str]:
+    """What is wrong with the verdicts of docs/experiments.md: each is that of its finding, or a stricter FAIL."""
+    page = "docs/experiments.md"
+    rows = {
+        row[0]: row
+        for table in tables(page)
+        if table.headings[:3] == ["name", "seeds", "verdict"]
+        for row in table.rows
+    }
+    for file in sorted((RESULTS / "experiments").glob("*/finding.json")):
+        finding = json.loads(file.read_text())
+        name = finding["experiment"]
+        if finding["verdict"] == "not comparable":
+            continue
+        wanted = "FAIL" if name in JUDGED_ANEW else finding["verdict"]
+        if name not in rows:
+            yield f"{page}: there is no row {name}, and {file} has a finding"
+        elif (found := rows[name][1:3]) != [str(finding["seeds"]), wanted]:
+            yield f"{page}, row {name}: {found}, but {file} has {finding['seeds']} seeds and {wanted}"
+
+
 class Table(NamedTuple):
     """A table of a page: headings and rows, as plain text."""
 
@@ -229,7 +255,7 @@ def check(made: Callable[[], Iterator[Claim]] = claims) -> tuple[int, list[str]]
         page = found.setdefault(claim.page, tables(claim.page))
         if text := disagreement(claim, find_cell(claim, page)):
             wrong.append(text)
-    return count, wrong
+    return count, [*wrong, *verdicts()]
 
 
 if __name__ == "__main__":

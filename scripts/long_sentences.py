@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LONG = 30
 """Words beyond which a sentence is listed."""
-AVERAGE = 18.0
+AVERAGE = 17.0
 """Words that the sentences of a page may have on average."""
 ABBREVIATIONS = ("e.g.", "i.e.", "vs.", "et al.", "Fig.", "No.", "approx.")
 

@@ -65,6 +65,7 @@ def write_books(folder, errors, *, computing=1.0, random_m=0.02):
     tested = np.asarray([e for e in compare.TESTED if e <= count] or [count])
     error = random_m * np.sqrt(count / tested)
     test = {"episode": tested, "random_m": error, "shapes_m": error, "act_ms": np.full(len(tested), 0.5)}
+    test["at_limit"] = np.full(len(tested), 0.25)
     files.write_csv(folder / MARKS, {**test, "random_max_m": 5 * error, "shapes_max_m": 5 * error})
     path = np.stack([np.linspace(4, 6, 50), np.full(50, 1.5)], axis=1)
     files.write_arrays(folder / PATHS, {"line.reference": path, "line.path": path + random_m})
@@ -93,12 +94,14 @@ def test_the_table_says_what_the_books_say(tmp_path):
     assert f"about {10_240 * task.episode_s / 3600:.2g} robot hours" in finding.text
     assert "extrapolated" in finding.text
     assert any("× 16" in row.measured for row in finding.rows)
-    # After 20 episodes both have √(40/20) times as much: 16 is more than the goals of 2 and 3.
-    assert table["early"] == [20, 20]
-    assert table["early_random_m"] == pytest.approx([0.01 * 2**0.5, 0.16 * 2**0.5])
+    # After 24 episodes both have √(40/24) times as much: 16 is more than the goals of 2 and 3.
+    assert table["early"] == [24, 24]
+    assert table["early_random_m"] == pytest.approx([0.01 * (40 / 24) ** 0.5, 0.16 * (40 / 24) ** 0.5])
     goals = [row.paper for row in finding.rows if "best peer (PPO)" in row.quantity]
     assert goals == ["≥ 2 (goal)", "≥ 3 (goal)"]
-    assert finding.summary[0]["random at 20"] == ["1.41", "22.6"]
+    assert table["at_limit"] == [0.25, 0.25]
+    assert finding.summary[-1]["at a limit"] == ["25 %", "25 %"]
+    assert finding.summary[0]["random at 24"] == ["1.29", "20.7"]
     assert set(finding.figures) == {"curves", "paths"}
 
 
@@ -240,7 +243,7 @@ def test_a_peer_leaves_its_books(name, tmp_path):
         worker.perform(study.prepare(job), lambda done, note="": None)
         result = Result(job, study.folder(job))
     row = rows.row_of(PEERS[name], [result], task)
-    assert np.isfinite([row.random_m, row.shapes_m, row.computing_s, row.act_ms, row.memory_mb]).all()
+    assert np.isfinite([row.random_m, row.shapes_m, row.computing_s, row.act_ms, row.at_limit, row.memory_mb]).all()
     assert (row.updates > 0) == (name not in ("pid", "deepc", "koopman", "still"))
     assert list(result.csv(CURVES)["episode"]) == [1, 2]
 

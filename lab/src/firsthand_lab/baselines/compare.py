@@ -38,9 +38,9 @@ from .rows import (
     where_peers_win,
 )
 
-TESTED = (5, 10, 20, 40, 80, 160)
-"""Episodes after which controllers are tested."""
-EARLY = 20
+TESTED = (5, 10, 24, 40, 80, 160)
+"""Episodes after which controllers are tested; 24 of the excavator's are 20 minutes of robot time."""
+EARLY = 24
 GOAL_EARLY, GOAL, GOAL_COMPUTING = 2.0, 3.0, 50.0
 """Goals: how many times our error the best peer has after `EARLY` episodes and at the end, and how many times our
 computing the large ones need."""

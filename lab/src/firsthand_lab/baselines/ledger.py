@@ -67,6 +67,7 @@ class Ledger:
                 "random_max_m": tested.random.max_error,
                 "shapes_max_m": tested.shapes.max_error,
                 "act_ms": tested.act_ms,
+                "at_limit": tested.at_limit,
             }
         )
         write_rows(self.folder / MARKS, self.tests)

@@ -59,6 +59,8 @@ class Row:
     computing_s: float
     """Computing per robot hour, in seconds."""
     act_ms: float
+    at_limit: float
+    """Share of the last test's steps at which a joint was at a limit of its range."""
     memory_mb: float
     updates: float
     parameters: float
@@ -114,6 +116,7 @@ def row_of(peer: Peer, found: list[Result], task: Task) -> Row:
         robot_min=tuple(minutes_to(level) for level in LEVELS_M),
         computing_s=_median([spent(c) for c in curves]),
         act_ms=in_test("act_ms"),
+        at_limit=in_test("at_limit"),
         memory_mb=_median([f["memory_mb"] for f in facts]),
         updates=_median([c["updates"][c["episode"] == episodes][0] for c in curves]),
         parameters=_median([f["parameters"] for f in facts]),
@@ -225,6 +228,7 @@ def as_text(rows: list[Row]) -> tuple[dict[str, list[str]], ...]:
             "what it takes": names,
             "must be told": [r.peer.told for r in rows],
             "limits": [r.peer.limits for r in rows],
+            "at a limit": [_number(100 * r.at_limit, ".2g") + " %" for r in rows],
         },
     )
 
@@ -275,6 +279,7 @@ def as_columns(rows: list[Row]) -> dict[str, list[Any]]:
         **{f"robot_min_to_{100 * level:.0f}_cm": [r.robot_min[i] for r in rows] for i, level in enumerate(LEVELS_M)},
         "computing_s_per_robot_hour": [r.computing_s for r in rows],
         "act_ms": [r.act_ms for r in rows],
+        "at_limit": [r.at_limit for r in rows],
         "memory_mb": [r.memory_mb for r in rows],
         "updates": [r.updates for r in rows],
         "parameters": [r.parameters for r in rows],
@@ -289,7 +294,9 @@ def curve_columns(runs: Runs) -> dict[str, list[Any]]:
 
 def test_columns(runs: Runs) -> dict[str, list[Any]]:
     """Every test of every run, for a CSV file."""
-    return _together(runs, MARKS, ("episode", "random_m", "shapes_m", "random_max_m", "shapes_max_m", "act_ms"))
+    return _together(
+        runs, MARKS, ("episode", "random_m", "shapes_m", "random_max_m", "shapes_max_m", "act_ms", "at_limit")
+    )
 
 
 def run_columns(runs: Runs) -> dict[str, list[Any]]:

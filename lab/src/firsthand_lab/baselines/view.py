@@ -241,17 +241,21 @@ class Tested:
     """What it did on each shape."""
     act_ms: float
     """Median time of one decision for one robot, in milliseconds."""
+    at_limit: float
+    """Share of all steps at which a joint was at a limit of its range."""
 
 
 def test(stepper: Stepper, controller: Controller) -> Tested:
     """Run a controller on fresh random references and on the evaluation shapes; the same ones every time."""
     task = stepper.task
     random, drawn = on_random(stepper, controller), on_shapes(stepper, controller, task.evaluation_speed)
+    together = tracking_metrics(task.spec, (*random, *drawn))
     return Tested(
         tracking_metrics(task.spec, random),
         tracking_metrics(task.spec, drawn),
         drawn,
         decision_ms(controller, task.spec),
+        together.limit_hits / sum(record.valid.size for record in (*random, *drawn)),
     )
 
 

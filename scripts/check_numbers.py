@@ -102,6 +102,7 @@ def claims() -> Iterator[Claim]:
     yield from claims_of_earlier_presets()
     yield from claims_of_single_runs()
     yield from claims_of_peers()
+    yield from claims_of_realistic_peers()
 
 
 def claims_of_earlier_presets() -> Iterator[Claim]:
@@ -126,6 +127,30 @@ def claims_of_single_runs() -> Iterator[Claim]:
         (row,) = read(file, way="soil", judged="soil", seed="0", episode=str(episode))
         for heading, name in (("tip to wanted", "pass"), ("largest along", "pass_max"), ("whole reference", "whole")):
             yield Claim(results, (str(episode),), heading, (float(row[name]),), file)
+
+
+def claims_of_realistic_peers() -> Iterator[Claim]:
+    """The comparison on the realistic machine, from its tests and curves."""
+    folder = "compare-excavator-realistic"
+    for shown, controller in (
+        ("PI and feed-forward", "PI + feed-forward"),
+        ("DeePC", "DeePC"),
+        ("Koopman MPC", "Koopman MPC"),
+    ):
+        (row,) = read(f"{folder}/tests.csv", controller=controller, seed="0", episode="40")
+        curve = read(f"{folder}/curves.csv", controller=controller, seed="0")
+        errors = column(curve, "tracking_error", CM)
+        minutes = [50 / 60 * episode for episode in column(curve, "episode")]
+        reached = [next((t for t, e in zip(minutes, errors, strict=True) if e <= level), None) for level in (10, 5, 2)]
+        for heading, values, file in (
+            ("after 33 min, random", (CM * float(row["random_m"]),), "tests.csv"),
+            ("after 33 min, shapes", (CM * float(row["shapes_m"]),), "tests.csv"),
+            ("ms per action", (float(row["act_ms"]),), "tests.csv"),
+            ("while learning", (statistics.mean(errors[-5:]),), "curves.csv"),
+            ("min to 10", tuple(value for value in reached if value is not None), "curves.csv"),
+            ("computing per robot hour", (sum(column(curve, "computing_s")) / (40 * 50 / 3600),), "curves.csv"),
+        ):
+            yield Claim("docs/results.md", (shown,), heading, values, f"{folder}/{file}")
 
 
 def claims_of_peers() -> Iterator[Claim]:

@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "examples" / "notebooks"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+ITEM = re.compile(r" *(?:[-*+]|\d+\.) +")
 ELSEWHERE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Files beside docs/ that are pages of the site, too."""
 PACKAGES = ("firsthand", "firsthand_onboard")
@@ -50,8 +51,29 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links out of docs/ become links to pages of the site, or the file's name."""
-    return rewrite_links(markdown, page.file.src_uri)
+    """Links out of docs/ become links to pages of the site, or the file's name; lists are indented as MkDocs wants."""
+    return indent_lists(rewrite_links(markdown, page.file.src_uri))
+
+
+def indent_lists(markdown: str) -> str:
+    """Four spaces for what is inside an item of a list. GitHub counts from the item's text, MkDocs does not."""
+    inside: list[int] = []  # per open list: the column at which the text of its item begins
+    made, fenced, before = [], False, ""
+    for line in markdown.splitlines():
+        indent = len(line) - len(line.lstrip())
+        item = None if fenced else ITEM.match(line)
+        if line.strip() and not fenced and (item or not before.strip()):
+            while inside and indent < inside[-1]:
+                inside.pop()
+        if line.strip() and (item or not inside or indent >= inside[-1]):
+            made.append(" " * 4 * len(inside) + line[inside[-1] if inside else 0 :])
+        else:
+            made.append(line)
+        if item:
+            inside.append(item.end())
+        fenced ^= line.lstrip().startswith("```")
+        before = line
+    return "\n".join(made) + "\n"
 
 
 def rewrite_links(markdown: str, source: str) -> str:

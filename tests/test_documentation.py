@@ -5,6 +5,7 @@ run has the reason in the line above: `<!-- not run: REASON -->`.
 """
 
 import importlib.util
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -122,7 +123,6 @@ def script(name: str) -> Any:
 def test_sentences_are_short() -> None:
     lengths = script("long_sentences")
     averages = {page.name: lengths.average(page.read_text()) for page in lengths.pages()}
-
     assert {name: round(words, 1) for name, words in averages.items() if words > lengths.AVERAGE} == {}
 
 
@@ -136,6 +136,17 @@ def test_how_sentences_are_counted() -> None:
     ]
     assert lengths.words("5 cm – about 2 in") == 5
     assert lengths.average(page) == pytest.approx((5 + 4 + 2) / 3)
+
+
+def test_tables_stand_alone() -> None:
+    """A line right below a table would become one of its rows."""
+    stuck = [
+        f"{page}:{number}"
+        for page in [*PAGES, *(str(path.relative_to(ROOT)) for path in DECISIONS)]
+        for number, (line, after) in enumerate(itertools.pairwise((ROOT / page).read_text().splitlines()), 1)
+        if line.startswith("|") and after.strip() and not after.startswith("|")
+    ]
+    assert stuck == []
 
 
 def test_lines_are_short() -> None:

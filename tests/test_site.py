@@ -83,6 +83,12 @@ def test_links_that_leave_the_pages_are_rewritten() -> None:
     assert rewrite("```\n[a](../x.md)\n```", "tutorial.md") == "```\n[a](../x.md)\n```"
 
 
+def test_lists_in_lists_are_indented_as_mkdocs_wants() -> None:
+    text = "1. a\n   b\n   - c\n     d\n\n   e\n2. f\n\ng\n- h\nlazy\n  - i\n\n```\n  - code\n```\n"
+    wide = "1. a\n    b\n    - c\n        d\n\n    e\n2. f\n\ng\n- h\nlazy\n    - i\n\n```\n  - code\n```\n"
+    assert load("scripts/docs_hooks.py").indent_lists(text) == wide
+
+
 def test_made_pages_hold_every_command_and_setting() -> None:
     hooks = load("scripts/docs_hooks.py")
     settings = hooks.settings_page()

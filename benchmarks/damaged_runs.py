@@ -204,6 +204,13 @@ def main() -> None:
     count, rng = 100 if given.quick else given.count, np.random.default_rng(given.seed)
     escaped: Counter[str] = Counter()
     refused, files, began = 0, Counter(), time.monotonic()
+
+    def result(done: int) -> dict[str, Any]:
+        return {
+            "damaged": done, "files": dict(files), "refused_in_one_sentence": refused,
+            "tracebacks": sum(escaped.values()), "seconds": round(time.monotonic() - began), "escaped": dict(escaped),
+        }  # fmt: skip
+
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
         found = train(whole)
@@ -211,6 +218,8 @@ def main() -> None:
         for i in range(count):
             if i % 100 == 0:
                 print(f"{i} files, {sum(escaped.values())} tracebacks, {time.monotonic() - began:.0f} s", flush=True)
+                if given.out:  # what is done shall not be lost with what is not
+                    given.out.write_text(json.dumps(result(i), indent=2) + "\n")
             copy = Path(folder) / "copy"
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(whole, copy)
@@ -232,13 +241,9 @@ def main() -> None:
                         print(key, "|", str(error)[:150], "|", f"{where.filename}:{where.lineno}", flush=True)
                     escaped[key] += 1
             refused += said
-    result = {
-        "damaged": count, "files": dict(files), "refused_in_one_sentence": refused, "tracebacks": sum(escaped.values()),
-        "seconds": round(time.monotonic() - began),
-    }  # fmt: skip
-    print(json.dumps(result))
+    print(json.dumps(result(count)))
     if given.out:
-        given.out.write_text(json.dumps({**result, "escaped": dict(escaped)}, indent=2) + "\n")
+        given.out.write_text(json.dumps(result(count), indent=2) + "\n")
     sys.exit(1 if escaped else 0)
 
 

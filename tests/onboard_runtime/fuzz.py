@@ -35,10 +35,12 @@ from firsthand.robots.remote import RemoteRobot, disconnect
 from firsthand_onboard import messages, watchdog
 from firsthand_onboard.command_check import CommandLimits
 from firsthand_onboard.jobs import policy_digest
+from firsthand_onboard.kinematics import tracked_output
 from firsthand_onboard.link import ClientEnd
 from firsthand_onboard.messages import FROM_ROBOT, HEAD, TO_ROBOT, Message, decode, encode
 from firsthand_onboard.network import OPERATOR_KEY, TO_ROBOT_KEY, LinkError, open_session
 from firsthand_onboard.timing import since_boot
+from firsthand_onboard.work import WorkClient, WorkRefused
 
 from .processes import SPEC, Rig, free_port, random_policy, rig, wait_for
 from .test_hostile import SPEC as SHORT
@@ -112,6 +114,7 @@ class Talker:
         self.session = open_session("client", made.address, None)
         self.weights = random_policy(SPEC)
         self.digest = policy_digest(self.weights)
+        self.job, self.at, self.streams = "j1", np.zeros(SPEC.num_outputs), 0
 
     def body(self, kind: str) -> dict[str, Any]:
         rng = self.rng
@@ -119,11 +122,20 @@ class Talker:
             "policy": {"spec": SPEC.digest(), "digest": self.digest},
             "job": {
                 "name": f"j{rng.randrange(10**6)}",
-                "kind": rng.choice(("visit", "visit", "follow", "play", "home", "recover")),
+                "kind": rng.choice(
+                    ("visit", "visit", "follow", "play", "home", "recover", "stream", "stream", "stream")
+                ),
                 "policy": self.digest,
                 "authority": 1.0,
             },
-            "fetch": {"job": "j1", "index": 0},
+            "more": {
+                "job": self.job,
+                "number": rng.randrange(9),
+                **({"policy": self.digest} if rng.random() < 0.3 else {}),
+            },
+            "fetch": {"job": self.job, "index": 0},
+            "meet": {"tag": "a" * 32},
+            "prove": {"tag": "a" * 32, "question": "b" * 64},
             "acknowledge": {"number": rng.randrange(20)},
         }
         body = bodies.get(kind, {})
@@ -145,12 +157,34 @@ class Talker:
                 "visit": {"goals": (2, 2), "excitation": (2, steps, 2)},
                 "follow": {"reference": (points, SPEC.num_outputs)},
                 "play": {"commands": (20, 2)},
+                "stream": {"reference": (points, SPEC.num_outputs)},
             }
             wanted = shapes.get(str(body.get("kind")) if isinstance(body, dict) else "", {"goals": (2, 2)})
             arrays = {name: strange_array(rng, shape) for name, shape in wanted.items() if rng.random() < 0.8}
+            if "reference" in arrays and "kind" in body and body["kind"] == "stream" and rng.random() < 0.7:
+                arrays["reference"] = self.path(points)
+        elif kind == "more" and rng.random() < 0.8:
+            arrays = {"reference": self.path(rng.randrange(1, 200))}
+            if rng.random() < 0.2:
+                arrays["reference"] = strange_array(rng, arrays["reference"].shape)
         elif kind == "reset":
             arrays = {"position": strange_array(rng, (2,))}
         return arrays
+
+    def path(self, points: int) -> np.ndarray:
+        """Work that goes on from where the last one ended, or begins where the machine was lately."""
+        steps = np.random.default_rng(self.rng.randrange(1 << 30)).normal(0, 0.02, (points, SPEC.num_outputs))
+        path = np.clip(self.at + np.cumsum(steps, axis=0), -2.0, 2.0)
+        self.at = path[-1]
+        return path.astype(np.float32)
+
+    def look(self, message: Message) -> None:
+        """Where the machine is, and what it does: later messages go on from there."""
+        job, measured = message.body.get("job"), message.arrays.get("measured")
+        if job and not job["ended"]:
+            self.job, self.streams = job["name"], self.streams + (job["kind"] == "stream" and job["name"] != self.job)
+        elif measured is not None and np.isfinite(measured).all():
+            self.at = np.asarray(tracked_output(SPEC, np.asarray(measured, float)))
 
     def say(self) -> None:
         """One message, over either key."""
@@ -202,10 +236,12 @@ def fuzz_serve(seconds: float, rng: random.Random) -> dict[str, Any]:
                 escapes["the program ended"] += 1
                 break
             try:
-                status = wait_for(lambda: _status(talker.client), "an answer")
+                answer = wait_for(lambda: _status(talker.client), "an answer")
             except AssertionError:
                 escapes["the program does not answer"] += 1
                 break
+            status = answer.body
+            talker.look(answer)
             for line in made.lines():
                 command = np.asarray(line["command"], float)
                 moved += bool(command.any())
@@ -222,14 +258,14 @@ def fuzz_serve(seconds: float, rng: random.Random) -> dict[str, Any]:
     escapes["memory"] += grown > MAX_GROWTH_MB
     escapes = +escapes
     return {
-        "messages": sent, "steps_moved": moved, "faults_acknowledged": acknowledged,
+        "messages": sent, "steps_moved": moved, "streams_seen": talker.streams, "faults_acknowledged": acknowledged,
         "memory_growth_mb": round(grown, 1), "escapes": dict(escapes), "ok": not escapes and moved > 0,
     }  # fmt: skip
 
 
-def _status(client: ClientEnd) -> dict[str, Any] | None:
+def _status(client: ClientEnd) -> Message | None:
     try:
-        return dict(client.ask("status").body)
+        return client.ask("status")
     except LinkError:
         return None
 
@@ -308,7 +344,19 @@ def fuzz_trainer(seconds: float, rng: random.Random) -> dict[str, Any]:
             assert arrays["measured"].shape == (SHORT.reference.steps + 1, SHORT.layout.num_measured)
             assert arrays["valid"].dtype == bool
 
+    def work() -> None:
+        """A program that sends work; `WorkClient` says what is wrong in its own two kinds of error."""
+        try:
+            with WorkClient(program.address, random_policy(SHORT, gain=0.1), run="fuzz") as stream:
+                stream.send(stream.start() + np.zeros((SHORT.reference.steps, SHORT.num_outputs)))
+                stream.use(random_policy(SHORT, seed=1, gain=0.1))
+                for chunk in stream.done():
+                    assert np.isfinite(chunk.arrays["commands"]).all()
+        except (WorkRefused, LinkError) as error:
+            raise UserError(str(error)) from None
+
     calls: dict[str, Callable[[], Any]] = {
+        "work": work,
         "measured": robot.measured,
         "episode": episode,
         "play": lambda: robot.play_applied(commands),
@@ -321,7 +369,7 @@ def fuzz_trainer(seconds: float, rng: random.Random) -> dict[str, Any]:
     end = time.monotonic() + seconds
     try:
         while time.monotonic() < end:
-            name, liar.share = rng.choice([*calls, "episode", "play"]), rng.choice((0.03, 0.1, 0.3, 1.0))
+            name, liar.share = rng.choice([*calls, "episode", "play", "work"]), rng.choice((0.03, 0.1, 0.3, 1.0))
             try:
                 calls[name]()
                 outcomes["went well"] += 1

@@ -2,9 +2,9 @@
 
 python -m onboard_runtime.soak [--cuts 200] [--kills 50] [--trainer-kills 50] [--commands 100000]
     [--messages 100000] [--floods 100] [--latch-kills 200] [--clock-jumps 50] [--sleeps 50] [--both-stopped 50]
-    [--fuzz 600] [--out FILE]
+    [--fuzz 600] [--only SCENE]... [--out FILE]
 
-A count of 0 leaves a scene out. What is already in FILE of other scenes stays there: each has the commit that it is of.
+A count of 0 leaves a scene out, and so does `--only` with those that are not named. What is already in FILE of other scenes stays there: each has the commit that it is of.
 """
 
 import argparse
@@ -291,6 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name, default in DEFAULTS.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", action="append", help="a scene by its name; may be given several times")
     parser.add_argument("--out", type=Path)
     given_ = parser.parse_args()
     rng = random.Random(0)
@@ -311,9 +312,11 @@ def main() -> None:
             for name, fuzzer in FUZZERS.items()
         },
     }
+    if unknown := set(given_.only or ()) - set(runs):
+        parser.error(f"there is no scene {min(unknown)!r}: {', '.join(runs)}")
     results = json.loads(given_.out.read_text()) if given_.out and given_.out.exists() else {}
     for name, (count, run) in runs.items():
-        if count:
+        if count and (not given_.only or name in given_.only):
             results[name] = {**run(count), "load": round(os.getloadavg()[0], 1), "commit": commit()}
             print(name, json.dumps(results[name]), flush=True)
             if given_.out:  # after every scene: an hour's work shall not be lost in the last one

@@ -4,7 +4,8 @@ python -m onboard_runtime.soak [--cuts 200] [--kills 50] [--trainer-kills 50] [-
     [--messages 100000] [--floods 100] [--latch-kills 200] [--clock-jumps 50] [--sleeps 50] [--both-stopped 50]
     [--fuzz 600] [--only SCENE]... [--out FILE]
 
-A count of 0 leaves a scene out, and so does `--only` with those that are not named. What is already in FILE of other scenes stays there: each has the commit that it is of.
+A count of 0 leaves a scene out, and so does `--only` with those that are not named. What is already in FILE of other
+scenes stays there: each has the commit that it is of.
 """
 
 import argparse

@@ -78,3 +78,28 @@ def test_a_robot_whose_neutral_is_unknown_is_refused(toy_spec: ControlSpec, tmp_
     limits = dataclasses.replace(toy_spec.limits, command_low=(0.5, -2.0))
     with pytest.raises(UserError, match="needs to know how the robot stands still"):
         write_package(tmp_path, dataclasses.replace(toy_spec, limits=limits))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["{commands}); injected(", '"); injected("', "{card}", "a\nb", "??/", "\\", "\U0001f600", "\ud800", "\x00 \x7f"],
+)
+def test_names_inject_nothing_into_the_controller(name: str, toy_spec: ControlSpec, tmp_path: Path) -> None:
+    """Names of quantities and commands come from whoever made the run; one may even look like a place to be filled."""
+    names = {
+        part: tuple(f"{name}{i}" for i in range(len(getattr(toy_spec.layout, part))))
+        for part in ("measured", "commands")
+    }
+    spec = dataclasses.replace(toy_spec, layout=dataclasses.replace(toy_spec.layout, **names))
+    package = write_package(tmp_path, spec)
+    own = yaml.safe_load((package / "config" / "toy_controller.yaml").read_text())["toy_controller"]["ros__parameters"]
+    whole = name.encode(errors="replace").decode()
+    assert own["command_interfaces"] == [f"{whole}{i}/effort" for i in range(len(names["commands"]))]
+    for file in package.rglob("*.?pp"):
+        lines = [line for line in file.read_text().splitlines() if not line.startswith("//")]
+        assert "injected(" not in "".join(lines)
+        assert all(line.isascii() and line.isprintable() for line in lines)
+    if shutil.which("g++"):
+        include = [f"-I{package / 'include'}", f"-I{package / 'include' / 'toy_controller'}", f"-I{STUBS}"]
+        strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+        subprocess.run(["g++", *strict, *include, package / "src" / "controller.cpp"], check=True)

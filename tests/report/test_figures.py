@@ -3,12 +3,13 @@
 import tracemalloc
 from collections.abc import Sequence
 
+import matplotlib
 import numpy as np
 import pytest
 
 from firsthand.report.data import History, OutputChannel, PathAxes, PathPanel, TimeSeries, running_mean
 from firsthand.report.figures import coordinates, health, learning_curves, path_grid
-from firsthand.report.style import plain_number, save
+from firsthand.report.style import plain_number, save, styled
 
 
 def history(label: str, errors: Sequence[float | None]) -> History:
@@ -17,6 +18,14 @@ def history(label: str, errors: Sequence[float | None]) -> History:
         for k, e in enumerate(errors, start=1)
     ]
     return History.of(label, rows)
+
+
+def test_a_matplotlibrc_in_the_working_folder_does_not_count():
+    """It may have come with a stranger's run, and LaTeX is a program."""
+    with matplotlib.rc_context({"text.usetex": True, "animation.ffmpeg_path": "./ffmpeg", "font.size": 3.0}):
+        found = styled(lambda: dict(matplotlib.rcParams))()
+    assert not found["text.usetex"]
+    assert found["animation.ffmpeg_path"] == "ffmpeg"
 
 
 def test_running_mean_leaves_out_what_is_not_finite():

@@ -16,6 +16,7 @@ import numpy as np
 
 from . import __version__
 from .answers import Status, read_status, refusal
+from .child_process import module_command
 from .command_check import CommandLimits
 from .faults import temporary_name
 from .gate_limits import COMMAND_KINDS, GateLimits, check_stops_are_known
@@ -451,7 +452,7 @@ def console() -> None:
     """Entry point; a closed pipe is not an error."""
     if ONE_THREAD not in os.environ:  # must be set before numpy is loaded: a helper thread only adds jitter here
         os.environ[ONE_THREAD] = "1"
-        os.execv(sys.executable, [sys.executable, "-m", "firsthand_onboard", *sys.argv[1:]])
+        os.execv(sys.executable, [*module_command("firsthand_onboard"), *sys.argv[1:]])
     try:
         main()
     except BrokenPipeError:

@@ -12,12 +12,12 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import time
 from typing import Any
 
 import numpy as np
 
+from .child_process import module_command
 from .command_check import CommandLimits
 from .machine import MachineError, find_machine, load_machine, make_machine
 from .machine_lock import MachineLock, lock_machine
@@ -81,7 +81,7 @@ class WatchedMachine:
         self._close_direct()
         self._release()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "firsthand_onboard.watchdog", "--fd", str(theirs.fileno())]
+        command = [*module_command("firsthand_onboard.watchdog"), "--fd", str(theirs.fileno())]
         command += ["--machine", self.name]
         if self._wanted_timeout is not None:
             command += ["--timeout", str(self._wanted_timeout)]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from firsthand_onboard.child_process import module_command
+
 from ..errors import UserError
 
 
@@ -19,7 +21,7 @@ from ..errors import UserError
 def page_process(run: Path, notify: Callable[[str], object]) -> Iterator[None]:
     """Show the page of a run while the block runs; `notify` gets what it prints, such as its address."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "firsthand.dashboard.child", str(run)],
+        [*module_command("firsthand.dashboard.child"), str(run)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C in the terminal is for the trainer

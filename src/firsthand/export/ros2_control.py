@@ -5,7 +5,9 @@ and rate and watches measurements and joint limits; it is small, knows no ROS, a
 """
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+import string
+from collections.abc import Sequence
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.base_control import BaseControl
@@ -41,8 +43,8 @@ def ros2_control_files(
         "{maximum}": str(MAX_ROWS),
         "{begin_trajectory}": "" if control is None else f"    {name}_begin_trajectory(&memory_);\n",
         "{card}": "".join(f"// {comment_text(line)}\n" for line in card.lines()),
-        "{states}": _strings(state_interface(measured) for measured in spec.layout.measured),
-        "{commands}": _strings(command_interface(command) for command in spec.layout.commands),
+        "{states}": ", ".join(_cpp_string(state_interface(measured)) for measured in spec.layout.measured),
+        "{commands}": ", ".join(_cpp_string(command_interface(command)) for command in spec.layout.commands),
         "{positions}": ", ".join(map(str, spec.layout.position)),
         "{position_count}": str(len(spec.layout.position)),
     }
@@ -82,14 +84,21 @@ def _limits(spec: ControlSpec) -> GateLimits:
         raise UserError(f"a controller needs to know how the robot stands still, and {error}.") from None
 
 
-def _strings(values: Iterable[str]) -> str:
-    return ", ".join(json.dumps(value) for value in values)
+def _cpp_string(text: str) -> str:
+    """A name from anybody as a literal of C++: whatever could mean something there is written as bytes."""
+    plain = set(string.ascii_letters + string.digits + " _./-+")
+    return '"' + "".join(c if (c := chr(b)) in plain else f"\\{b:03o}" for b in text.encode(errors="replace")) + '"'
+
+
+def _yaml_string(text: str) -> str:
+    """A name from anybody as a text in YAML, on one line."""
+    quoted = json.dumps(text.encode(errors="replace").decode(), ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted)
 
 
 def _fill(text: str, values: dict[str, str]) -> str:
-    for key, value in values.items():
-        text = text.replace(key, value)
-    return text
+    """All at once: what is filled in may look like something to be filled in."""
+    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], text)
 
 
 def _parameters(package: str, name: str, spec: ControlSpec, limits: GateLimits) -> str:
@@ -98,8 +107,8 @@ def _parameters(package: str, name: str, spec: ControlSpec, limits: GateLimits) 
     def numbers(values: Sequence[float]) -> str:
         return "[" + ", ".join(repr(float(value)) for value in values) + "]"
 
-    states = _strings(state_interface(measured) for measured in spec.layout.measured)
-    commands = _strings(command_interface(command) for command in spec.layout.commands)
+    states = ", ".join(_yaml_string(state_interface(measured)) for measured in spec.layout.measured)
+    commands = ", ".join(_yaml_string(command_interface(command)) for command in spec.layout.commands)
     margin = [0.01 * (b - a) for a, b in zip(spec.limits.position_low, spec.limits.position_high, strict=True)]
     low = [a - m for a, m in zip(spec.limits.position_low, margin, strict=True)]
     high = [b + m for b, m in zip(spec.limits.position_high, margin, strict=True)]

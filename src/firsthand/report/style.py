@@ -42,7 +42,13 @@ STYLE: Any = {
     "svg.hashsalt": "firsthand",
 }
 
-styled = matplotlib.rc_context(STYLE)
+DEFAULTS: Any = {
+    name: value for name, value in matplotlib.rcParamsDefault.items() if "backend" not in name and name != "toolbar"
+}
+"""What a `matplotlibrc` has to say does not count: the first that is found may lie in the folder of a stranger's run,
+and could ask for LaTeX to be run."""
+
+styled = matplotlib.rc_context(DEFAULTS | STYLE)
 """Decorates every function that makes or saves a figure."""
 
 

@@ -24,6 +24,7 @@ from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.guard import Guard
 from firsthand.training.judgement import GuardSettings
 from firsthand.training.parts import Callback, EpisodeSummary
+from firsthand_onboard.child_process import module_command
 
 from . import files
 from .base import Report
@@ -165,9 +166,11 @@ def machine(parameters: dict[str, Any], elapsed_s: float, folder: Path) -> Itera
 
 
 _END_WITH_PARENT = (
-    "import ctypes, os, signal, sys\n"
+    "import sys\n"
+    "sys.path[:] = filter(None, sys.path)\n"  # not the working folder
+    "import ctypes, os, signal\n"
     "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
-    "os.execv(sys.executable, [sys.executable, '-m', 'firsthand_onboard', *sys.argv[1:]])"
+    "os.execv(sys.argv[1], sys.argv[1:])"
 )
 """A job may be killed at any instant; its machine must not live on."""
 
@@ -175,9 +178,8 @@ _END_WITH_PARENT = (
 @contextlib.contextmanager
 def _process(words: tuple[str, ...], log: Any) -> Iterator[str]:
     """A program of firsthand-onboard; yields the line that says that it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _END_WITH_PARENT, *words], stdout=subprocess.PIPE, stderr=log, text=True
-    )
+    command = [sys.executable, "-c", _END_WITH_PARENT, *module_command("firsthand_onboard"), *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
     try:
         ready = process.stdout.readline()

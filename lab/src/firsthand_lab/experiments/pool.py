@@ -4,12 +4,13 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+from firsthand_onboard.child_process import module_command
 
 from . import files
 
@@ -76,7 +77,7 @@ class LocalPool(Pool):
         given = ",".join(map(str, self._shares[slot]))
         with (folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "firsthand_lab.experiments.worker", str(folder), given],
+                [*module_command("firsthand_lab.experiments.worker"), str(folder), given],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -13,6 +13,7 @@ boom = "/valves data[0]"
 
 import math
 import re
+import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def read_topic_map(path: Path, spec: ControlSpec) -> TopicMap:
     time, hold = table.get("time", "log"), table.get("hold_s", 0.5)
     if time not in TIMES:
         raise UserError(f"{path}: time is {time!r}, but must be 'log' or 'stamp'.")
-    if not isinstance(hold, int | float) or isinstance(hold, bool) or not 0 < hold < math.inf:
+    if not _is_number(hold) or not hold > 0:
         raise UserError(f"{path}: hold_s is {hold!r}, but must be a positive number of seconds.")
     layout = spec.layout
     return TopicMap(
@@ -108,18 +109,18 @@ def _sources(path: Path, part: str, table: Any, names: tuple[str, ...], spec: Co
     return tuple(_source(f"{path}: {part}.{name}", table[name]) for name in names)
 
 
+def _is_number(value: Any) -> bool:
+    """One that a float can hold, and no infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
 def _source(where: str, entry: Any) -> Source:
     if isinstance(entry, str):
         topic, _, field = entry.strip().partition(" ")
         entry = {"topic": topic, "field": field.strip()}
     texts = isinstance(entry, dict) and all(isinstance(entry.get(k), str) and entry[k] for k in ("topic", "field"))
     factor = entry.get("factor", 1.0) if isinstance(entry, dict) else None
-    if (
-        not texts
-        or not isinstance(factor, int | float)
-        or isinstance(factor, bool)
-        or len(entry) > 2 + ("factor" in entry)
-    ):
+    if not texts or not _is_number(factor) or len(entry) > 2 + ("factor" in entry):
         raise UserError(
             f'{where} is {entry!r}, but must be a text "TOPIC FIELD", or a table of topic, field and factor.'
         )

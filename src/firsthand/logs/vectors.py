@@ -20,7 +20,8 @@ from ..errors import UserError
 from ..robots.logged_robot import VectorColumns
 from ..runs import atomic
 from ..tasks.base import EvaluationReference
-from .base import Log
+from .base import Log, first_line
+from .mcap import MAX_RATIO, MAX_UNPACKED
 from .timed import on_the_period
 
 CYCLE = "cycle"
@@ -36,9 +37,12 @@ def read_npz(path: Path, spec: ControlSpec, columns: VectorColumns = VectorColum
     rows = {len(values) for values in table.values()}
     if len(rows) > 1:
         raise UserError(f"{path} has arrays of different lengths ({', '.join(map(str, sorted(rows)))} rows).")
-    cycle = np.asarray(arrays[CYCLE]) if CYCLE in arrays else np.zeros(rows.pop(), int)
-    ends = np.flatnonzero(np.diff(cycle) != 0) + 1
-    parts = [_log(path, digest, spec, columns, {n: v[p] for n, v in table.items()}) for p in _slices(ends, len(cycle))]
+    parts = [
+        _log(path, digest, spec, columns, {n: v[p] for n, v in table.items()})
+        for p in _cycles(path, arrays, rows.pop())
+    ]
+    if not parts:
+        raise UserError(f"{path} has no two rows that follow one another.")
     return join(str(path), digest, parts)
 
 
@@ -65,8 +69,9 @@ def read_cycles(path: Path, spec: ControlSpec) -> tuple[EvaluationReference, ...
     """What was wanted in each work cycle of an `.npz` log (array `reference`), as references that start at rest."""
     arrays, _ = load_arrays(path)
     points = _column(path, arrays, "reference", spec.num_outputs)
-    cycle = np.asarray(arrays[CYCLE]) if CYCLE in arrays else np.zeros(len(points), int)
-    parts = [points[part] for part in _slices(np.flatnonzero(np.diff(cycle) != 0) + 1, len(points))]
+    parts = [points[part] for part in _cycles(path, arrays, len(points))]
+    if not np.isfinite(points).all():
+        raise UserError(f"{path}: reference has values that are no finite numbers.")
     if len(spec.layout.position) != spec.num_outputs or not parts:
         raise UserError(f"{path} has no cycles that {spec.robot} could follow: positions are not what it tracks.")
     return tuple(EvaluationReference(f"cycle {i + 1}", part, part[0]) for i, part in enumerate(parts))
@@ -81,13 +86,19 @@ def is_vector_csv(path: Path, columns: VectorColumns | None) -> bool:
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays of an `.npz` file, and its SHA-256."""
+    """The arrays of an `.npz` file, and its SHA-256. One that unpacks to far more than its size is refused."""
     content = _bytes(path)
+    allowed = MAX_UNPACKED + MAX_RATIO * len(content)
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:  # no more is unpacked than is said here
+            if sum(part.file_size for part in archive.infolist()) > allowed:
+                raise UserError(f"{path} unpacks to more than {allowed >> 20} MB, which no log does.")
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise UserError(f"{path} is damaged or not a numpy archive: {error}.") from None
+    except UserError:
+        raise
+    except Exception as error:  # whatever numpy, zipfile and the packers behind it raise
+        raise UserError(f"{path} is damaged or not a numpy archive: {first_line(error)}.") from None
     return arrays, hashlib.sha256(content).hexdigest()
 
 
@@ -127,10 +138,9 @@ def _check_velocity(path: Path, there: list[str], spec: ControlSpec, columns: Ve
 def _column(path: Path, arrays: dict[str, np.ndarray], name: str, width: int) -> np.ndarray:
     if name not in arrays:
         raise _missing(path, name, list(arrays))
-    try:
-        values = np.asarray(arrays[name], float)
-    except ValueError:
-        raise UserError(f"{path}: {name} does not hold numbers.") from None
+    if arrays[name].dtype.kind not in "biuf":
+        raise UserError(f"{path}: {name} does not hold numbers.")
+    values = np.asarray(arrays[name], float)
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or values.shape[1] != width:
         raise UserError(f"{path}: {name} has the shape {values.shape}, but must have {width} columns.")
@@ -148,6 +158,15 @@ def _cell(text: str, width: int) -> np.ndarray:
     except ValueError:
         values = np.zeros(0)
     return values if len(values) == width else np.full(width, np.nan)
+
+
+def _cycles(path: Path, arrays: dict[str, np.ndarray], rows: int) -> list[slice]:
+    """The rows of each cycle; all of them where the file knows none."""
+    cycle = arrays.get(CYCLE, np.zeros(rows, int))
+    if cycle.shape != (rows,) or cycle.dtype.kind not in "iuf":
+        there = f"{cycle.dtype} of shape {cycle.shape}"
+        raise UserError(f"{path}: {CYCLE} is {there}, but must have a number for each of the {rows} rows.")
+    return _slices(np.flatnonzero(cycle[1:] != cycle[:-1]) + 1, rows)
 
 
 def _slices(ends: np.ndarray, rows: int) -> list[slice]:

@@ -5,6 +5,7 @@ It has a task like any other robot. It cannot move; the simulator that is fitted
 """
 
 import math
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -32,6 +33,8 @@ from .source import RobotSource
 SUFFIX = ".toml"
 PREVIEW_S = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 """How far ahead a policy sees its reference: beyond the dead time and lag of hydraulics."""
+MAX_STEPS = 1_000_000
+"""Control steps of an episode; more are a mistake in a number, and would fill the memory."""
 ERROR_SHARE = 0.1
 """An error of this share of the joints' mean range is large, for the scale of the policy's inputs."""
 
@@ -115,6 +118,11 @@ class LoggedRobot(RobotSource):
                     raise UserError(f"{name}_low of {joint} is {a:g}, but must be below {name}_high, which is {b:g}.")
         if not (math.isfinite(self.period_s) and 0 < self.period_s < self.trajectory_s / 10):
             raise UserError(f"period_s is {self.period_s:g}, but must be positive and below a tenth of trajectory_s.")
+        if self.trajectories * self.trajectory_s / self.period_s > MAX_STEPS:
+            raise UserError(
+                f"an episode of {self.trajectories} times {self.trajectory_s:g} s has more than {MAX_STEPS} periods of "
+                f"{self.period_s:g} s; give fewer or shorter trajectories."
+            )
         if not 0 <= self.dead_time_s <= 10:
             raise UserError(f"dead_time_s is {self.dead_time_s:g}, but must lie between 0 and 10.")
         for joint in self.free:
@@ -264,7 +272,8 @@ def _check_value(where: str, name: str, value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Of a size that a float can have."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > sys.float_info.max
 
 
 def _show(values: tuple[float, ...]) -> str:

@@ -208,6 +208,13 @@ PATTERNS: dict[str, Callable[[np.random.Generator, int], float]] = {
     "normal": lambda rng, _: float(rng.standard_normal()),
     "sine of 5 periods": lambda _, k: math.sin(2 * math.pi * k / 5),
     "sine of 7.3 periods": lambda _, k: math.sin(2 * math.pi * k / 7.3),
+    "pulses, 1 of 12": lambda _, k: 1.0 if k % 12 < 1 else -1.0 / 11.0,
+    "pulses, 3 of 20": lambda _, k: 1.0 if k % 20 < 3 else -3.0 / 17.0,
+    "pulses, 6 of 20": lambda _, k: 1.0 if k % 20 < 6 else -6.0 / 14.0,
+    "saw tooth of 14": lambda _, k: 2.0 * (k % 14) / 13.0 - 1.0,
+    "saw tooth of 22": lambda _, k: 2.0 * (k % 22) / 21.0 - 1.0,
+    "saw tooth of 33": lambda _, k: 1.0 - 2.0 * (k % 33) / 32.0,
+    "two tones": lambda _, k: 0.5 * math.sin(2 * math.pi * k / 6) + 0.5 * math.sin(2 * math.pi * k / 6.5 + 1.0),
     "in bursts": lambda _, k: (1.0 - 2.0 * (k % 2)) * (k % 50 < 25),
 }
 

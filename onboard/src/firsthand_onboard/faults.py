@@ -40,7 +40,7 @@ class FaultLatch:
         """What went wrong; empty where there is no fault."""
         self.number = 0
         """Counts faults: an acknowledgement names the one that somebody has looked at."""
-        if path is not None and path.exists():
+        if path is not None:
             self._recall(path)
 
     def set(self, fault: str) -> None:
@@ -105,6 +105,8 @@ class FaultLatch:
             if not isinstance(fault, str):
                 raise ValueError("its fault is not text")
             self.fault, self.number = printable(fault)[:MAX_FAULT], number + moving
+        except FileNotFoundError:
+            return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self.fault = f"the latch file {path} is damaged ({type(error).__name__})"[:MAX_FAULT]
         self.is_set = True

@@ -6,7 +6,8 @@ neutral; that alone may move a command faster than its rate limit, and only towa
 neutral does not stop a command goes past neutral, at its rate.
 
 A command that swings to and fro faster than the limits can follow (chatter) is followed in its mean: cutting its swings
-would turn it into a command that nobody gave.
+would turn it into a command that nobody gave. So is one whose swings are cut on one side again and again, such as a saw
+tooth: what was cut off and not given back is counted.
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ TOO_OLD = "the command is too old"
 CHATTER = "the command chatters"
 CHATTER_S = 0.4
 """How long a swing of the command is remembered, and over how long a chattering command is averaged."""
+FOLLOWED_S = 0.8
+"""How long a swing is remembered once the mean is followed: chatter with pauses is still chatter."""
+DEBT_S = 3.0
+"""How long it is remembered what the limits have cut off."""
 CHATTERS, CALM = 1.5, 0.5
 """A command chatters from the first score on until it falls below the second: each swing that the limits cut counts 1
-and fades over `CHATTER_S`."""
+and fades over `CHATTER_S`. It also does with a swing that is cut while more is owed than any single step of the command
+can explain."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,9 @@ class GateState:
     """What is known of the joints' motion."""
     sensors: SensorMemory
     """What is known of the sensors, with the last good measurement."""
-    chatter: tuple[tuple[float, float, float, bool], ...]
-    """Per channel: the mean of what was lately wanted, in which direction that last lay (or 0), how much it swings, and
-    whether its mean is followed."""
+    chatter: tuple[tuple[float, float, float, float, bool], ...]
+    """Per channel: the mean of what was lately wanted, what the limits have cut off (command times seconds), in which
+    direction what was wanted last lay (or 0), how much it swings, and whether its mean is followed."""
     output: tuple[float, ...] = ()
     """Where the tracked output was at the last good measurement, if there is a workspace box."""
     age: int = 1
@@ -108,8 +114,15 @@ class Gate:
         bend = [acceleration * spec.period_s**2 for acceleration in limits.acceleration]
         self._channels = list(zip(low, high, middle, step, bend, limits.joint, limits.sign))  # noqa: B905
         self._rest = (0.0,) * len(middle)
-        self._calm = tuple((m, 0.0, 0.0, False) for m in middle)
-        self._fade = math.exp(-spec.period_s / CHATTER_S)
+        self._calm = tuple((m, 0.0, 0.0, 0.0, False) for m in middle)
+        self._fade, self._fade_followed, self._fade_debt = (
+            math.exp(-spec.period_s / seconds) for seconds in (CHATTER_S, FOLLOWED_S, DEBT_S)
+        )
+        self._largest_debt = [
+            (b - a) * ((b - a) / (2.0 * rate) + rate / acceleration) if rate < math.inf else 0.0
+            for a, b, rate, acceleration in zip(low, high, limits.rate, limits.acceleration)  # noqa: B905
+        ]
+        """What a single step over a channel's whole range leaves behind its limits."""
         self.joints = JointLimits(spec, limits)
         self._sensors = SensorWatch(spec, SignalSettings(), limits.stop_dead_time_s)
         self._output = fast_output(spec)
@@ -194,7 +207,7 @@ class Gate:
             tuple(change),
             joints,
             sensors,
-            chatter,
+            self._remember(chatter, wanted.tolist(), command.tolist(), cap_low.tolist(), cap_high.tolist()),
             output,
             lost=append_lost(state.lost, False),
             chattered=chattered,
@@ -266,25 +279,49 @@ class Gate:
 
     def _follow_mean(
         self, state: GateState, wanted: list[float]
-    ) -> tuple[list[float], tuple[tuple[float, float, float, bool], ...], bool]:
+    ) -> tuple[list[float], tuple[tuple[float, float, float, float, bool], ...], bool]:
         """What each channel aims at: what is wanted or, while that chatters, its mean."""
-        targets, chatter, chatters, fade = [], [], False, self._fade
-        for want, last, change, (low, high, _, step, bend, _, _), (mean, before, swings, followed) in zip(  # noqa: B905
-            wanted, state.command.tolist(), state.change, self._channels, state.chatter
+        targets, chatter, chatters = [], [], False
+        for want, last, change, channel, most, (mean, debt, before, swings, followed) in zip(  # noqa: B905
+            wanted, state.command.tolist(), state.change, self._channels, self._largest_debt, state.chatter
         ):
+            low, high, _, step, bend, _, _ = channel
             want = min(max(want, low), high)
-            mean += (1.0 - fade) * (want - mean)
-            swings *= fade
+            swings *= self._fade_followed if followed else self._fade
             above, below = last + min(step, change + bend), last - min(step, bend - change)
             way = math.copysign(1.0, want - last) if want != last else 0.0
             is_cut = not below <= want <= above
             if is_cut and way * before < 0:
                 swings = min(swings + 1.0, 1.5 * CHATTERS)
+                if abs(debt) > most:
+                    swings = max(swings, CHATTERS)
             follows = swings >= (CALM if followed else CHATTERS)
             targets.append(mean if follows else want)
             chatters = chatters or follows
-            chatter.append((mean, way or before, swings, follows))
+            chatter.append((mean, debt, way or before, swings, follows))
         return targets, tuple(chatter), chatters
+
+    def _remember(
+        self,
+        chatter: tuple[tuple[float, float, float, float, bool], ...],
+        wanted: list[float],
+        command: list[float],
+        cap_low: list[float],
+        cap_high: list[float],
+    ) -> tuple[tuple[float, float, float, float, bool], ...]:
+        """After a step: what the ramp kept back of what was wanted is owed, and raises or lowers the mean.
+
+        So the mean that is followed gives back what was cut off before. What a cap takes away is not owed.
+        """
+        period, share, fade, found = self.spec.period_s, 1.0 - self._fade, self._fade_debt, []
+        for (mean, debt, way, swings, follows), want, out, low, high, channel in zip(  # noqa: B905
+            chatter, wanted, command, cap_low, cap_high, self._channels
+        ):
+            kept_back = min(max(want, low), high) - out
+            mean += share * kept_back + (1.0 - fade) * (out - mean)
+            mean = min(max(mean, channel[0]), channel[1])
+            found.append((mean, fade * debt + period * kept_back, way, swings, follows))
+        return tuple(found)
 
     def _bounds(self, state: GateState, rooms: list[tuple[float, float]], share: float) -> np.ndarray:
         """Rows: lowest by the ramp, lowest by the caps, highest by the ramp, highest by the caps; a column per channel.

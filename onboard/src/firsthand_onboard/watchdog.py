@@ -168,7 +168,7 @@ class Watchdog:
             self.check.rest(since_boot())
             self._answer(number, b"")
         elif kind == INPUTS:
-            self._answer(number, self._hindrance(moves=True).encode())
+            self._answer(number, self._hindrance(moves=True).encode(errors="replace"))
         elif kind == RESET:
             self.moving = False
             self._call(self._reset, values)
@@ -271,7 +271,7 @@ class Watchdog:
     def _answer(self, number: int, content: bytes | None) -> None:
         with contextlib.suppress(OSError):
             if self.failure:
-                self.channel.send(HEAD.pack(FAILED, number) + self.failure.encode())
+                self.channel.send(HEAD.pack(FAILED, number) + self.failure.encode(errors="replace"))
             else:
                 kind = TRIPPED if self.tripped else ANSWER
                 self.channel.send(HEAD.pack(kind, number) + (content or b""))
@@ -304,7 +304,7 @@ def main() -> None:
         with contextlib.suppress(OSError):  # an unread question would reset the channel before the answer is read
             channel.settimeout(5.0)
             channel.recv(MAX_PACKET)
-        channel.send(HEAD.pack(FAILED, 1) + f"{type(error).__name__}: {error}"[:500].encode())
+        channel.send(HEAD.pack(FAILED, 1) + f"{type(error).__name__}: {error}"[:500].encode(errors="replace"))
         os._exit(1)
     Watchdog(machine, channel, arguments.timeout, arguments.period).run()
     lock.release()

@@ -48,6 +48,9 @@ DEFAULTS: Any = {
 """What a `matplotlibrc` has to say does not count: the first that is found may lie in the folder of a stranger's run,
 and could ask for LaTeX to be run."""
 
+LOGARITHMIC = (1e-200, 1e200)
+"""What a logarithmic axis may span, whatever a file says: beyond it the library's own numbers overflow."""
+
 styled = matplotlib.rc_context(DEFAULTS | STYLE)
 """Decorates every function that makes or saves a figure."""
 
@@ -101,7 +104,7 @@ def plot_log(axes: Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
 def log_scale(axes: Axes, values: Sequence[np.ndarray | float]) -> None:
     """A logarithmic vertical axis over the positive values, with plain numbers; linear and empty when there is none."""
     flat = np.concatenate([np.atleast_1d(np.asarray(v, float)) for v in values]) if len(values) else np.zeros(0)
-    flat = flat[np.isfinite(flat) & (flat > 0)]
+    flat = np.clip(flat[np.isfinite(flat) & (flat > 0)], *LOGARITHMIC)
     if flat.size == 0:
         nothing(axes)
         return

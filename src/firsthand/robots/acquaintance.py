@@ -40,7 +40,7 @@ def is_the_one(machine: str, proves: bool, ask: Ask) -> bool:
     question = secrets.token_hex(16)
     answer = ask("prove", {"tag": tag, "question": question}) if proves else None
     given = "" if answer is None else str(answer.get("answer"))
-    return hmac.compare_digest(given.encode(), answer_of(secret, question).encode())
+    return hmac.compare_digest(given.encode(errors="replace"), answer_of(secret, question).encode())
 
 
 def _meet(machine: str, ask: Ask) -> None:

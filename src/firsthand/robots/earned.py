@@ -33,7 +33,7 @@ def is_earned(row: Mapping[str, Any], machine: str, run: str) -> bool:
         return False
     if not isinstance(authority, int | float) or isinstance(authority, bool) or not 0 < authority <= 1:
         return False
-    return hmac.compare_digest(proof.encode(), _code(machine, run, episode, float(authority)).encode())
+    return hmac.compare_digest(proof.encode(errors="replace"), _code(machine, run, episode, float(authority)).encode())
 
 
 def _code(machine: str, run: str, episode: int, authority: float) -> str:

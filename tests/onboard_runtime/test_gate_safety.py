@@ -262,6 +262,27 @@ def test_a_mass_with_a_brake_stands_at_the_end_of_every_motion():
     assert max(results.values()) <= 0.01
 
 
+@pytest.mark.parametrize("name", ["mass, 1 rad/s²", "mass, 5 rad/s², dead time 0.1 s"])
+def test_a_mass_is_braked_also_where_its_velocity_reads_zero(name):
+    class Stuck(safety.Driven):
+        def read(self) -> np.ndarray:
+            return np.asarray([self._seen[0], 0.0])
+
+    actuator = {**safety.MACHINES, **safety.MORE_MACHINES}[name]
+    machine, limits = Stuck(actuator), GateLimits.of(SPEC, directions=UP, stopping=actuator.stopping)
+    done = Executor(SPEC, machine, limits, LockStep(0.04)).play(np.ones((300, 1), np.float32))
+    assert "velocity is stuck" in done.ended
+    assert abs(machine._seen[1]) < 0.01
+
+
+def test_a_declared_speed_counts_before_it_was_seen():
+    """At 5 Hz one period at 6 rad/s is a third of the range."""
+    fast = safety.Actuator(0.3, speed=6.0)
+    beyond, fault = safety.overshoot(fast, stopping={"lag_s": 0.3, "speed": 6.0}, period_s=0.2)
+    assert beyond <= 0.1
+    assert not fault
+
+
 def test_the_executor_ends_with_the_gates_fault_when_a_limit_is_passed():
     class Pushed(safety.Driven):
         """Something else moves it."""

@@ -113,7 +113,10 @@ class JointLimits:
             zip(layout.position, velocity, box.position_low, box.position_high)  # noqa: B905 (Python 3.10)
         ):
             self.joints.append(_prepare(spec, limits, i, layout.measured[at], at, speed_at, low, high))
-        self._gains = _expected_speeds(spec)
+        self._gains = [
+            max(expected, joint.speed) if joint.speed < math.inf else expected
+            for expected, joint in zip(_expected_speeds(spec), self.joints)  # noqa: B905 (Python 3.10)
+        ]
 
     def start(self, before: JointMemory | None = None) -> JointMemory:
         """At rest. What was learned about the joints `before` stays."""
@@ -195,13 +198,14 @@ class JointLimits:
         return ""
 
     def speed(self, memory: JointMemory, i: int, values: list[float]) -> float:
-        """The speed of a joint at a measurement."""
+        """The speed of a joint at a measurement: as measured or, where that is less, as its positions tell."""
         joint = self.joints[i]
-        return self._speed(joint, i, values[joint.at], values, memory.tick + 1, memory.history)[0]
+        rate, slope = self._speed(joint, i, values[joint.at], values, memory.tick + 1, memory.history)
+        return slope if abs(rate) < 0.5 * abs(slope) else rate
 
     def stand(self, memory: JointMemory, values: list[float]) -> bool:
-        """Whether all joints that neutral does not stop are slow."""
-        return all(
+        """Whether all joints that neutral does not stop are slow, by their positions, too: not known at once."""
+        return len(memory.history) >= WINDOW - 1 and all(
             abs(self.speed(memory, i, values)) <= SLOW * joint.range
             for i, joint in enumerate(self.joints)
             if joint.brake > 0

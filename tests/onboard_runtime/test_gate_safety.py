@@ -272,7 +272,7 @@ def test_a_mass_is_braked_also_where_its_velocity_reads_zero(name):
     machine, limits = Stuck(actuator), GateLimits.of(SPEC, directions=UP, stopping=actuator.stopping)
     done = Executor(SPEC, machine, limits, LockStep(0.04)).play(np.ones((300, 1), np.float32))
     assert "velocity is stuck" in done.ended
-    assert abs(machine._seen[1]) < 0.01
+    assert abs(machine._seen[1]) < 0.05  # positions tell it a little later; 0.6 and more without them
 
 
 def test_a_declared_speed_counts_before_it_was_seen():

@@ -17,7 +17,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from firsthand_onboard import ControlSpec
 
@@ -109,7 +109,7 @@ def _sources(path: Path, part: str, table: Any, names: tuple[str, ...], spec: Co
     return tuple(_source(f"{path}: {part}.{name}", table[name]) for name in names)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     """One that a float can hold, and no infinity."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 

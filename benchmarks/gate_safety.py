@@ -1,6 +1,6 @@
 """The gate against machines that stop slowly, commands that chatter, and hostile measurements.
 
-    python benchmarks/gate_safety.py [--quick] [--steps 1000000] [--out FILE]
+    python benchmarks/gate_safety.py [--quick] [--steps 1000000] [--only TABLE] [--out FILE]
 
 Three tables: how far machines pass a joint limit at full command (in percent of the joint's range, below zero where
 they stay inside), the mean that is left of commands whose mean is zero, and a million steps in which measurements and
@@ -336,18 +336,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="one period, fewer steps: a test")
     parser.add_argument("--steps", type=int, help="hostile steps (default 10⁶; quick: 5000)")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", action="append", help="one of the tables in FILE; may be given several times")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where results are kept; other tables in it stay")
     given = parser.parse_args()
     steps = given.steps or (5_000 if given.quick else 1_000_000)
-    results = {
-        "overshoot_percent_of_range": measure_overshoot(given.quick),
-        "chatter_mean_percent_of_range": measure_chatter(300 if given.quick else 3000),
-        "hostile": measure_hostile(steps),
-        "speed_after_braking": measure_endings(),
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "overshoot_percent_of_range": lambda: measure_overshoot(given.quick),
+        "chatter_mean_percent_of_range": lambda: measure_chatter(300 if given.quick else 3000),
+        "hostile": lambda: measure_hostile(steps),
+        "speed_after_braking": measure_endings,
     }
-    print(json.dumps(results, indent=2, ensure_ascii=False))
-    if given.out:
-        given.out.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    results = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
+    for name in given.only or parts:
+        results[name] = parts[name]()
+        print(name, json.dumps(results[name], indent=2, ensure_ascii=False), flush=True)
+        if given.out:
+            given.out.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

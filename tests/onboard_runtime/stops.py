@@ -139,7 +139,7 @@ def latch_kills(count: int, rng: random.Random) -> dict[str, Any]:
     armed = 0
     with tempfile.TemporaryDirectory() as folder:
         latch = Path(folder) / "fault.json"
-        with rig(Path(folder), "--latch", str(latch), "--rearm", "operator") as made:
+        with rig(Path(folder), "--latch", str(latch), "--rearm", "operator", "--lease", "10") as made:
             for i in track(range(count), "kills with latch"):
                 client = ready(made, f"kill-{i}")
                 time.sleep(rng.uniform(0.0, 0.3))

@@ -1,5 +1,6 @@
 """Whatever is wrong with what the user gave: one sentence, exit code 2, nothing left behind."""
 
+import inspect
 import json
 import os
 import re
@@ -12,9 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
+import firsthand as fh
 from firsthand.cli import main
 from firsthand.cli.evaluate import check_speed
 from firsthand.errors import UserError
+from firsthand.robots.registry import ROBOTS, BuiltIn
 
 from .conftest import EPISODES, Firsthand
 
@@ -88,6 +91,12 @@ def test_unknown_sensors_and_sensors_of_other_robots(refusal: Callable, tmp_path
     assert refusal("train", f"{file}:task", "--sensors", "real").startswith(
         "sensors is 'real', but only the built-in robots have sensors by name (excavator, "
     )
+
+
+def test_sensors_of_ones_own_around_a_built_in_robot() -> None:
+    unchecked = inspect.unwrap(BuiltIn.with_sensors)  # as a user calls it: types are checked in tests only
+    with pytest.raises(UserError, match="sensors is an object of Sensors, but a built-in robot is seen through one of"):
+        unchecked(ROBOTS["excavator"], fh.Sensors(noise=100.0))
 
 
 def test_an_unknown_preset(refusal: Callable) -> None:

@@ -69,6 +69,7 @@ def test_a_row_that_comes_late_is_no_gap(tmp_path: Path) -> None:
     [
         ("velocity", "log.npz has no velocities (column 'velocity'), but arm measures them"),
         ("rates", "log.npz has two rates: a row every 0.05 s, and every 0.15 s in 40 % of it"),
+        ("mostly slow", "log.npz has two rates: a row every 0.05 s, and every 0.15 s in 60 % of it"),
         ("constant", "log.npz: b.position is 0.5 in all 200 rows, but must change"),
         ("shape", "position has the shape (200, 3), but must have 2 columns"),
     ],
@@ -79,8 +80,9 @@ def test_a_log_that_cannot_be_fitted_is_refused_in_one_sentence(
     rows = motion()
     if wrong == "velocity":
         del rows["velocity"]
-    elif wrong == "rates":
-        rows["time"] = np.cumsum(np.where(np.arange(200) < 120, 0.05, 0.15))
+    elif wrong in ("rates", "mostly slow"):
+        first = 120 if wrong == "rates" else 80
+        rows["time"] = np.cumsum(np.where(np.arange(200) < first, 0.05, 0.15))
         rows["position"], rows["velocity"] = 0.1 * rows["position"], 0.1 * rows["velocity"]
     elif wrong == "constant":
         rows["position"][:, 1], rows["velocity"][:, 1] = 0.5, 0.001 * rows["velocity"][:, 1]

@@ -42,6 +42,9 @@ def on_the_period(
     period, own = spec.period_s, float(np.median(steps))
     rate = compare_period(steps, period)
     if rate == "slower":
+        joined = find_joined_rows(steps, period)
+        if joined.mean() >= TWO_RATES:
+            _check_one_rate(path, steps, joined)
         raise UserError(
             f"{path} has a row every {own:.4g} s, but {spec.robot} is controlled every {period:g} s: what happened in "
             "between is unknown; log at least as often."

@@ -58,6 +58,11 @@ class BuiltIn(RobotSource):
     def with_sensors(self, name: str) -> "BuiltIn":
         """The same robot seen through other sensors; an unknown name is answered with the nearest one."""
         known = tuple(self.sensors())
+        if not isinstance(name, str):
+            raise UserError(
+                f"sensors is an object of {type(name).__name__}, but a built-in robot is seen through one of "
+                f"{', '.join(known)}, by name; sensors of your own belong to a GymnasiumTask or a SensedPlant."
+            )
         if name not in known:
             raise UserError(f"sensors is {name!r}, but must be one of {', '.join(known)}{suggest(name, known)}.")
         return replace(self, chosen=name)

@@ -164,6 +164,19 @@ def test_fitting_finds_the_plant(task: Task, recording: list[Series]) -> None:
     assert float(far) > 2 * float(usual)
 
 
+def test_a_fit_that_goes_on_after_its_first_network_ends_as_if_it_had_not_stopped(
+    task: Task, recording: list[Series]
+) -> None:
+    settings = dataclasses.replace(SETTINGS, steps=3, rollout_steps=0)
+    members: list[LearnedPlant] = []
+    whole = fit(task.spec, recording, settings, keep=members.append)
+    assert len(members) == 2
+    again = fit(task.spec, recording, settings, finished=members[:1], keep=members.append)
+    assert len(members) == 3
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_the_errors_are_the_plants_own(task: Task, recording: list[Series]) -> None:
     """The exact plant has none; the baselines' are worked out here."""
     series = recording[3]

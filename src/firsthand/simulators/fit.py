@@ -145,17 +145,20 @@ def fit(
     settings: FitSettings = FitSettings(),  # noqa: B008 (frozen)
     *,
     progress: Callable[[str, int, int, float], None] = lambda phase, done, total, loss: None,
+    finished: Sequence[LearnedPlant] = (),
+    keep: Callable[[LearnedPlant], None] = lambda member: None,
 ) -> LearnedPlant:
     """The plant that explains these stretches best; `progress` gets phase, steps done, steps in all, loss.
 
-    The first member learns the observer too; the others learn with it as it is.
+    The first member learns the observer too; the others learn with it as it is. `keep` gets each member when it is
+    done; with the first of them as `finished` the fit goes on after those, and ends as if it had not been interrupted.
     """
     if not series:
         raise UserError("the logs have no usable rows, but a simulator needs at least 100.")
     windows = Windows.of(series)
-    plants: list[LearnedPlant] = []
+    plants = list(finished)
     trainers: dict[tuple[int, bool], _Trainer] = {}
-    for number in range(settings.members):
+    for number in range(len(plants), settings.members):
         own = dataclasses.replace(settings, seed=(settings.seed + 7919 * number) % 2**32)
         plant = make_untrained_plant(spec, series, own)
         if plants:
@@ -184,6 +187,7 @@ def fit(
 
             plant = trainers[steps_ahead, first].train(plant, key, show)
         plants.append(plant)
+        keep(plant)
     together = jax.tree.map(lambda *leaves: jnp.concat(leaves), *(one.networks for one in plants))
     plant = eqx.tree_at(lambda p: p.networks, plants[0], together)
     return eqx.tree_at(lambda p: p.usual_doubt, plant, jnp.asarray(find_usual_doubt(plant, windows), jnp.float32))

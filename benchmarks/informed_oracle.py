@@ -130,31 +130,26 @@ def main() -> None:
             mean = AVERAGED * mean + (1 - AVERAGED) * flat if step >= EVERY else flat
         chains.advance(found.followed.ends, restart=0.05)
         step, spent = step + 1, before + time.process_time() - began
-        if step % 5 == 0:
-            print(
-                f"{step}: cost {float(found.before):.3e} -> {float(found.after):.3e}, damping {float(damping):.1e}, "
-                f"{spent:.0f} s",
-                flush=True,
-            )
+        costs = f"cost {float(found.before):.3e} -> {float(found.after):.3e}"
+        print(f"{step}: {costs}, damping {float(damping):.1e}, {spent:.0f} s", flush=True)
         if step % EVERY == 0:
             looks.append(look())
             print({name: round(value, 3) for name, value in looks[-1].items()}, flush=True)
             if looks[-1]["random"] <= min(each["random"] for each in looks):
                 best = mean
-            state = {"flat": flat, "mean": mean, "best": best, "direction": direction, "damping": damping}
-            write_arrays(
-                stored,
-                {
-                    **{name: np.asarray(value) for name, value in state.items()},
-                    "step": np.asarray(step),
-                    "spent": np.asarray(spent),
-                    "states": chains.states,
-                    "registers": chains.registers,
-                    "visited": np.concatenate(visited),
-                },
-            )
-            atomic.write_json(work / "looks.json", looks)
-            print(f"state of step {step} kept in {work}", flush=True)
+        state = {"flat": flat, "mean": mean, "best": best, "direction": direction, "damping": damping}
+        write_arrays(
+            stored,
+            {
+                **{name: np.asarray(value) for name, value in state.items()},
+                "step": np.asarray(step),
+                "spent": np.asarray(spent),
+                "states": chains.states,
+                "registers": chains.registers,
+                "visited": np.concatenate(visited),
+            },
+        )
+        atomic.write_json(work / "looks.json", looks)
     mean = best
     result = look()
     evaluation = follow_shapes(loop, unravel(best))

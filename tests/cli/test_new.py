@@ -212,3 +212,51 @@ def test_units_in_a_header_are_no_part_of_a_name(tmp_path: Path) -> None:
     assert 'units=("m",)' in text
     log.write_text("time,x [m],x [rad],u\n" + "".join(f"{k / 2},{k % 7},{k % 5},{k % 3}\n" for k in range(30)))
     assert 'POSITIONS = ("x [m]", "x [rad]")' in log_text(str(tmp_path / "x.py"), log, commands=("u",))
+
+
+@pytest.mark.parametrize(
+    ("heading", "rows_per_s", "period"),
+    [("time [s]", 2, 0.5), ("stamp_ms", 0.02, 0.05), ("T (us)", 1e-5, 0.1), ("Timestamp", 4, 0.25)],
+)
+def test_times_are_found_by_heading_and_unit(tmp_path: Path, heading, rows_per_s, period) -> None:
+    log = tmp_path / "tank.csv"
+    log.write_text(f"level,pump,{heading}\n" + "".join(f"{k % 7},{k % 3},{k / rows_per_s:.9g}\n" for k in range(30)))
+    text = log_text(str(tmp_path / "tank.py"), log)
+    assert f"PERIOD_S = {period}  #" in text
+    assert 'POSITIONS = ("level",)' in text
+
+
+def test_a_column_that_only_sounds_like_time_is_measured(tmp_path: Path) -> None:
+    log = tmp_path / "tank.csv"
+    log.write_text("timer,pump\n" + "".join(f"{k % 7},{k % 3}\n" for k in range(30)))
+    assert 'POSITIONS = ("timer",)' in log_text(str(tmp_path / "tank.py"), log)
+
+
+def test_a_log_with_fewer_commands_than_positions_runs(folder):
+    rows = "".join(f"{0.1 * k:.1f},{k % 7},{k % 5},{k % 3}\n" for k in range(30))
+    Path("log.csv").write_text("time,left,right,pump\n" + rows)
+    assert New(Path("my_robot.py"), csv=Path("log.csv")).run() == 0
+    found = find_robot("my_robot.py:task", approve=True)
+    robot = found.make(seed=0)
+    assert len(found.task.spec.layout.commands) == 1
+    assert robot.measured().shape == (2,)
+    robot.close()
+
+
+def test_a_slow_process_with_a_pump_that_only_pushes(tmp_path: Path) -> None:
+    """Neutral is the pump at rest, not half of it; references take a trajectory for the whole range."""
+    (tmp_path / "slow_tank.py").write_text(
+        "import gymnasium, numpy as np\n"
+        "from firsthand.robots.servo_axes import ServoAxes\n"
+        "class Tank(ServoAxes):\n"
+        "    dt = 20.0\n"
+        "    def __init__(self):\n"
+        "        super().__init__(\n"
+        "            low=[0.0], high=[3.0], speed=0.01, period_s=20.0, command_low=0.0, command_high=1.0)\n"
+        "        self.observation_space = gymnasium.spaces.Box(0.0, 3.0, (2,))\n"
+        "gymnasium.register(id='SlowTank-v0', entry_point=Tank)\n"
+    )
+    text = gymnasium_text(str(tmp_path / "tank.py"), "slow_tank:SlowTank-v0")
+    assert "neutral=0.0,  # EDIT" in text
+    assert "rate=0.0015,  # EDIT" in text
+    assert "neutral=" not in gymnasium_text(str(tmp_path / "other.py"), "Pendulum-v1")

@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import firsthand as fh
 from firsthand.inspection import Inspection, InspectionSettings, conclude, excite
+from firsthand.inspection.excitation import is_settling
+from firsthand.robots.servo_axes import ServoAxes
 from firsthand_onboard import SpecError
 from firsthand_onboard.gate import Gate
 from firsthand_onboard.gate_limits import GateLimits
@@ -174,6 +178,24 @@ def test_a_robot_that_is_sampled_too_slowly_is_offered_a_shorter_period() -> Non
     assert slower.snippet(spec).startswith(f"# period_s={2 * PERIOD_S:g}, change the environment's dt first")
 
 
+@pytest.mark.parametrize("attribute", ["task", "task()"])
+def test_what_is_to_be_pasted_runs(attribute: str) -> None:
+    proposal, spec = inspect(Truth(delay=3, lag_steps=5.0)).proposal, ProbeRobot(Truth()).task.spec
+    assert proposal is not None
+    task = fh.GymnasiumTask(
+        env=lambda: ServoAxes(low=[-3.0], high=[3.0], speed=1.0, period_s=PERIOD_S, has_velocities=False),
+        positions=(0,),
+        position_low=-3.0,
+        position_high=3.0,
+        rate=0.5,
+    )
+    names = {"task": task if attribute == "task" else lambda: task}
+    exec(proposal.paste(spec, attribute), names)
+    pasted = names["task"].make_task().spec
+    assert pasted.layout.command_memory == proposal.command_memory
+    assert (pasted.preview, pasted.scales.measured_scale) == (proposal.preview, proposal.measured_scale)
+
+
 def test_the_same_seed_gives_the_same_result() -> None:
     first, second = (inspect(Truth(noise=0.001), seed=3).as_dict() for _ in range(2))
     np.testing.assert_equal(first, second)
@@ -205,3 +227,47 @@ def test_a_robot_that_neutral_does_not_stop_is_told_to_brake() -> None:
 
 def test_commands_that_set_positions_have_no_stopping() -> None:
     assert inspect(Truth(kind="position")).stopping is None
+
+
+@pytest.mark.parametrize(
+    ("path", "settles"),
+    [
+        (lambda k, rng: 1.0 - np.exp(-k / 30.0), True),
+        (lambda k, rng: np.exp(-k / 5.0) + 0.01 * rng.standard_normal(len(k)), True),
+        (lambda k, rng: 0.01 * k, False),  # drifts, or runs away
+        (lambda k, rng: np.exp(k / 30.0), False),  # falls
+        (lambda k, rng: 0.1 * rng.standard_normal(len(k)), False),
+        (lambda k, rng: 0.004 * (1.0 - np.exp(-k / 10.0)), False),  # too little to matter
+    ],
+)
+def test_settling_is_told_from_noise_and_from_drift(path, settles: bool) -> None:
+    values = path(np.arange(61.0), np.random.default_rng(0))
+    assert is_settling(np.diff(values)[:, None], np.asarray([2.0])) == settles
+
+
+def test_a_robot_that_still_settles_at_first_is_waited_for() -> None:
+    """A leaking tank on its way to its level: a command sets its rate, as when it had stood still."""
+
+    class Tank(ServoAxes):
+        def __init__(self) -> None:
+            super().__init__(low=[0.0], high=[3.0], speed=1.0, period_s=20.0, command_low=0.0, command_high=1.0)
+            self.observation_space = gymnasium.spaces.Box(0.0, 3.0, (1,))
+
+        def place(self, position):
+            self.level = np.asarray(position, float)
+            return self.level.copy()
+
+        def step(self, action):
+            for _ in range(20):
+                self.level = self.level + 0.012 * np.asarray(action, float) - 0.004 * np.sqrt(self.level)
+            return self.level.copy(), 0.0, False, False, {}
+
+    source = fh.GymnasiumTask(env=Tank, positions=(0,), position_low=0.0, position_high=3.0, rate=0.0015, neutral=0.0)
+    task = source.make_task()
+    robot = source.make_robot(task, payload_kg=0.0, seed=0)
+    settings = InspectionSettings(minutes=300.0, amplitude=0.5, seed=0)
+    found = conclude("tank", task.spec, settings, excite(robot, settings)).findings
+    robot.close()
+    assert found.stands_still
+    assert found.channels[0].kind == "rate"
+    assert found.channels[0].gain_plus == pytest.approx(0.012, rel=0.5)  # it leaks while it is pushed

@@ -40,6 +40,23 @@ def test_commands_in_other_units_and_without_velocities():
     assert axes.step(np.asarray([10.0]))[0] == pytest.approx([5.5])  # half a step at speed, as it speeds up
 
 
+@pytest.mark.parametrize(("commands", "moved"), [(1, [0.1, 0.0]), (3, [0.1, 0.05])])
+def test_commands_and_positions_of_other_numbers(commands, moved):
+    """Positions without a command stay where they are; commands without a position do nothing."""
+    axes = ServoAxes(
+        low=[-1.0, -1.0],
+        high=[1.0, 1.0],
+        speed=[2.0, 1.0],
+        period_s=0.1,
+        lag_s=0.0,
+        command_low=(-1.0,) * commands,
+        command_high=(1.0,) * commands,
+        has_velocities=False,
+    )
+    assert axes.action_space.shape == (commands,)
+    np.testing.assert_allclose(axes.step(np.ones(commands))[0], moved)
+
+
 @pytest.mark.slow
 def test_the_example_arm_trains():
     source = find_robot(f"{ROOT / 'examples' / 'urdf_arm.py'}:task", approve=True).source

@@ -1,5 +1,6 @@
 """`firsthand inspect`."""
 
+import re
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +67,7 @@ class Inspect:
                 f"Stopped before the first push ({recording.stopped}); the robot is neutral, and nothing is written."
             )
             return 130
-        inspection = conclude(self.robot, task.spec, settings, recording)
+        inspection = replace(conclude(self.robot, task.spec, settings, recording), file=_file_of(found))
         _print(inspection)
         print(f"Written: {write_inspection(inspection, folder)}")
         if interrupt.pressed():
@@ -75,6 +76,20 @@ class Inspect:
         if recording.stopped:
             raise UserError(f"the inspection ended early: {recording.stopped.removesuffix('.')}.")
         return 0
+
+
+def _file_of(found: Any) -> tuple[str, str] | None:
+    """The user's file that a proposal can be pasted into, and the name of the task in it."""
+    from ..robots.gymnasium import GymnasiumTask
+    from ..robots.user_file import is_robot_file, split
+
+    if not is_robot_file(found.name) or not isinstance(found.source, GymnasiumTask):
+        return None
+    path, attribute = split(found.name)
+    if not attribute:
+        return None
+    is_function = re.search(rf"^def {re.escape(attribute)}\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return path.name, f"{attribute}()" if is_function else attribute
 
 
 def check_goes_on(robot: Any) -> None:
@@ -158,7 +173,7 @@ def _print(inspection: Any) -> None:
         console.print(table)
     for note in inspection.findings.notes:
         console.print(Text(note, style="yellow"))
-    if inspection.proposal is None:
+    if inspection.proposal is None or inspection.advice is None:
         console.print("No channel responds, so no settings are proposed.")
         return
     table = Table(title="Settings", box=SIMPLE_HEAD, pad_edge=False)
@@ -169,8 +184,9 @@ def _print(inspection: Any) -> None:
     console.print(table)
     for field, why in inspection.proposal.reasons.items():
         console.print(Text.assemble((field, "bold"), f": {why}"))
-    console.print("\nTo paste into the GymnasiumTask (from firsthand_onboard import Scales):\n")
-    print(inspection.proposal.snippet(inspection.spec))
+    where, code = inspection.advice
+    console.print(f"\n{where}\n", highlight=False)
+    print(code)
     print()
     if inspection.stopping is not None:
         console.print(f"{STOPPING_NOTE}\n")

@@ -8,9 +8,11 @@ back. Then all channels at once. At the end, and whenever something goes wrong, 
 from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Float
 
 from ..errors import UserError
 from ..robots.base import AbstractRobot
+from .findings import MAX_WANDER
 from .guard import Guard, InspectionStopped
 from .plan import MIN_REPEATS, Plan, make_plan, steps_of_repeats
 from .pusher import Pusher
@@ -20,6 +22,10 @@ from .settings import InspectionSettings
 
 MAX_REPEATS = 32
 """Pushes at a channel's largest amplitude."""
+MAX_RESTS = 6
+"""Rests, each as long as planned, after which something that has not settled is pushed all the same."""
+SLOWER = 0.8
+"""What goes less than this share as far in the second half of a rest as in the first one is settling."""
 CLOSE = 1.15
 """The largest push without a response and the smallest with one are close enough at this ratio."""
 
@@ -58,9 +64,25 @@ def excite(
 
 
 def _stand_still(pusher: Pusher) -> int:
-    """Stand still, to see noise and drift; for how many periods."""
+    """Stand still, to see noise and drift; for how many periods. What settles is waited for, and then forgotten."""
     recorder = pusher.recorder
     recorder.activity = "standing still"
+    for rest in range(MAX_RESTS):
+        falls = _rest(pusher)
+        if falls or rest == MAX_RESTS - 1 or not is_settling(recorder.changes(0, len(recorder)), pusher.guard.range):
+            break
+        recorder.activity = "waiting until it settles"
+        recorder.forget()
+    pusher.watch_falls(falls)
+    steps = len(recorder)
+    pusher.guard.calibrate(recorder.changes(0, steps), recorder.positions)
+    pusher.homing.home = recorder.positions
+    return steps
+
+
+def _rest(pusher: Pusher) -> list[int]:
+    """Neutral for a while; after how many periods each the robot had to be restarted."""
+    recorder = pusher.recorder
     stood, falls = 0, []
     while len(recorder) < pusher.plan.rest:
         before = len(recorder)
@@ -69,11 +91,19 @@ def _stand_still(pusher: Pusher) -> int:
         if restarted:
             falls.append(stood)
             stood = 0
-    pusher.watch_falls(falls)
-    steps = len(recorder)
-    pusher.guard.calibrate(recorder.changes(0, steps), recorder.positions)
-    pusher.homing.home = recorder.positions
-    return steps
+    return falls
+
+
+def is_settling(changes: Float[np.ndarray, "steps positions"], extent: Float[np.ndarray, " positions"]) -> bool:
+    """Whether a position still comes to rest: it goes on in one direction, less and less, over more than noise."""
+    half = len(changes) // 2
+    early, late = changes[:half].sum(axis=0), changes[half : 2 * half].sum(axis=0)
+    jumps = np.median(np.abs(np.diff(changes, axis=0)), axis=0)
+    noise = 1.48 * jumps / np.sqrt(3)  # standard deviation of the difference of two measurements
+    far = np.abs(early) > np.maximum(MAX_WANDER * extent, 4 * noise)
+    slower = np.abs(late) < SLOWER * np.abs(early)
+    onward = (late * early >= 0) | (np.abs(late) < 4 * noise)
+    return bool((far & slower & onward).any())
 
 
 def _push_channels(pusher: Pusher, rng: np.random.Generator) -> None:

@@ -34,6 +34,18 @@ class Inspection:
     """None when no channel responds."""
     stopping: dict[str, list[Any]] | None = None
     """How the positions stop, as a machine declares it (`stopping`); None where that cannot be told."""
+    file: tuple[str, str] | None = None
+    """Name of the user's file that has a `GymnasiumTask`, and what it is called there; None for other robots."""
+
+    @property
+    def advice(self) -> tuple[str, str] | None:
+        """What is proposed as Python, and where it belongs; None where nothing is proposed."""
+        if self.proposal is None:
+            return None
+        if self.file is None:
+            return "Fields of the task (from firsthand_onboard import Scales):", self.proposal.snippet(self.spec)
+        name, attribute = self.file
+        return f"To paste at the end of {name}:", self.proposal.paste(self.spec, attribute)
 
     @property
     def robot_time_s(self) -> float:

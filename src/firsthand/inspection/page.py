@@ -80,7 +80,8 @@ def _proposal(inspection: Inspection) -> dict[str, Any] | None:
         "head": ("field", "now", "proposed"),
         "rows": comparison(inspection),
         "reasons": inspection.proposal.reasons.items(),
-        "snippet": inspection.proposal.snippet(inspection.spec),
+        "where": (inspection.advice or ("", ""))[0],
+        "snippet": (inspection.advice or ("", ""))[1],
         "stopping": None if inspection.stopping is None else str(inspection.stopping),
         "stopping_note": STOPPING_NOTE,
     }

@@ -31,8 +31,16 @@ class Proposal:
     reasons: dict[str, str]
     """One sentence per field."""
 
+    def paste(self, spec: ControlSpec, attribute: str) -> str:
+        """Python to paste at the end of the user's file: the task that is `attribute` there, with these fields."""
+        fields = "\n".join(f"    {line}" for line in self.snippet(spec).splitlines())
+        return (
+            "from dataclasses import replace\n\nfrom firsthand_onboard import Scales\n\n"
+            f"{attribute.removesuffix('()')} = replace(\n    {attribute},\n{fields}\n)"
+        )
+
     def snippet(self, spec: ControlSpec) -> str:
-        """Python fields, ready to be pasted."""
+        """The fields alone."""
         scales = spec.scales
         period = f"period_s={self.period_s:g},"
         # The field only tells how long a step of the robot takes.

@@ -83,6 +83,11 @@ class Recorder:
         self.speed = moved / CHUNK
         return moved
 
+    def forget(self) -> None:
+        """Begin anew: what was recorded so far was on the way to where the robot is now."""
+        self.rows.clear()
+        self.joined.clear()
+
     def play_neutral(self) -> Positions | None:
         """Hold the neutral command for a few periods."""
         return self.play(np.zeros_like(self.half_range))

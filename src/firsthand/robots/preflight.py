@@ -28,6 +28,7 @@ SINGULAR = 0.02
 """Share of the largest singular value of the Jacobian below which the tip can hardly move in some direction."""
 SLOW_PERIOD_S, FAST_PERIOD_S = 10.0, 0.002
 SHORT_TRAJECTORY_S, LONG_TRAJECTORY_S = 0.5, 600.0
+LONG_STEPS = 200
 GUESSED_NAMES = ("position ", "velocity ", "measured ", "command ")
 """How entries are called that nobody has named."""
 OTHER_UNIT = 5.0
@@ -89,10 +90,11 @@ def _describe(task: Task) -> list[Finding]:
     if spec.period_s < FAST_PERIOD_S:
         text, verdict = f"{text}: faster than a Python loop can keep; is it in seconds?", Verdict.DOUBTFUL
     if spec.period_s > SLOW_PERIOD_S:
-        text, verdict = f"{text}: is it in seconds?", Verdict.DOUBTFUL
+        text, verdict = f"{text}: right for a process of minutes; is it in seconds?", Verdict.DOUBTFUL
     rows.append(Finding("period", verdict, text))
     text, verdict = f"{task.trajectories} trajectories of {task.steps} steps, {duration(seconds)} each", Verdict.OK
-    if not SHORT_TRAJECTORY_S <= seconds <= LONG_TRAJECTORY_S:
+    longest = max(LONG_TRAJECTORY_S, LONG_STEPS * spec.period_s)  # a slow period has been asked about already
+    if not SHORT_TRAJECTORY_S <= seconds <= longest:
         text, verdict = f"{text}: a trajectory lasts many times the dead time, mostly some seconds", Verdict.DOUBTFUL
     rows.append(Finding("episode", verdict, f"{text}; an episode is {duration(task.episode_s)}"))
     return rows

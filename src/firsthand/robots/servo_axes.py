@@ -14,7 +14,8 @@ class ServoAxes(gymnasium.Env):
     """Axes under velocity servos, as most arms have them: a stand-in until your own robot is connected.
 
     Command i sets the speed of position i, in its unit per second; the speed follows with a first-order lag and ends at
-    the stops. There is no gravity and no coupling. It observes all positions, then all velocities.
+    the stops. There is no gravity and no coupling. It observes all positions, then all velocities. Where
+    `command_low` lists fewer commands than positions the others stay where they are; more commands do nothing.
 
     Args:
         low: lower stop per axis.
@@ -52,8 +53,11 @@ class ServoAxes(gymnasium.Env):
         self.home = (
             (self.low + self.high) / 2 if home is None else np.clip(np.asarray(home, float), self.low, self.high)
         )
-        least = -self.speed if command_low is None else np.broadcast_to(np.asarray(command_low, float), count)
-        most = self.speed if command_high is None else np.broadcast_to(np.asarray(command_high, float), count)
+        driven = next((len(v) for v in (command_low, command_high) if isinstance(v, Sequence | np.ndarray)), count)
+        shape = (driven,)
+        speeds = np.resize(self.speed, shape)
+        least = -speeds if command_low is None else np.broadcast_to(np.asarray(command_low, float), shape)
+        most = speeds if command_high is None else np.broadcast_to(np.asarray(command_high, float), shape)
         self.middle, self.half = (least + most) / 2, (most - least) / 2
         self.action_space = gymnasium.spaces.Box(least.astype(np.float32), most.astype(np.float32))
         size = 2 * count if has_velocities else count
@@ -72,7 +76,10 @@ class ServoAxes(gymnasium.Env):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         """One control period."""
-        wanted = self.speed * np.clip((np.asarray(action, float) - self.middle) / self.half, -1.0, 1.0)
+        shares = np.clip((np.asarray(action, float) - self.middle) / self.half, -1.0, 1.0)
+        moved_by = min(len(shares), len(self.speed))
+        wanted = np.zeros(len(self.speed))
+        wanted[:moved_by] = self.speed[:moved_by] * shares[:moved_by]
         before = self.velocity
         self.velocity = before + self.follow * (wanted - before)
         moved = self.position + self.dt * (before + self.velocity) / 2

@@ -29,9 +29,13 @@ MAX_LOG_ROWS = 200_000
 DEFAULT_SPEED = 1.0
 """Where a file has no velocity limit, in rad/s or m/s."""
 HOME_TRIES = 300
+USUAL_STEPS = 100
+"""Steps of a trajectory; a slow process takes all of it to go through its range."""
 COMMAND_WORDS = ("command", "cmd", "action", "valve", "pump", "voltage", "torque", "pwm", "input")
 VELOCITY_WORDS = ("velocity", "vel", "speed", "rate", "qd", "dq")
-TIME_WORDS = ("time", "t", "timestamp", "time_s", "stamp")
+TIME_WORDS = ("time", "t", "timestamp", "stamp")
+SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+"""By the unit that a column of times is in."""
 
 HEAD = '''"""{title}
 
@@ -60,7 +64,8 @@ def arm_text(file: str, model: Path, *, tip: str | None, base: str | None) -> st
         unlimited = {link.name: _free_range(link) for link in links if link.kind != "fixed" and link.low is None}
         arm = build_arm(links, model, tip, 0.0, unlimited, {})
     except SpecError as error:
-        raise UserError(f"{error}.") from None
+        as_option = re.sub(r"\bbase='([^']*)'", r"--base \1", str(error))
+        raise UserError(f"{as_option}.") from None
     home = _bent_home(arm)
     turns = [joint.kind == "revolute" for joint in arm.chain.joints]
     beside = Path(os.path.relpath(model.absolute(), Path(file).absolute().parent))
@@ -243,6 +248,8 @@ def gymnasium_text(file: str, name: str) -> str:
     first = np.asarray(observation, float).reshape(-1) if is_vector else np.zeros(1)
     low, high = _observed_range(space if is_vector else None, first)
     infinite = not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all())
+    one_sided = not infinite and bool((actions.low >= 0).all())
+    trajectory_s = USUAL_STEPS * float(period or 0.05)
     shown = ", ".join(f"{i}: {value:.3g}" for i, value in enumerate(first[:12])) + (" …" if size > 12 else "")
     observe = (
         "lambda observation: observation,  # EDIT: from an observation to what is measured; arctan2 for cos and sin"
@@ -260,10 +267,15 @@ def gymnasium_text(file: str, name: str) -> str:
         '    unit=None,  # EDIT: of what is tracked, for tables: "rad", "m"; None: metres, or rad for angles',
         f"    position_low={_number(low)},  # EDIT: where it shall work, one per position",
         f"    position_high={_number(high)},  # EDIT",
-        f"    rate={_number(0.1 * (high - low))},  # EDIT: highest speed that references may ask for, per second",
+        f"    rate={_number((high - low) / max(10.0, trajectory_s))},  # EDIT: highest speed that references may ask "
+        "for, per second",
     ]
     if period is None:
         lines.append("    period_s=0.05,  # EDIT: control period in seconds; the environment does not tell it")
+    if one_sided:  # a pump, a heater: it is not the middle of their range that leaves a robot alone
+        lowest = np.asarray(actions.low, float).reshape(-1)
+        value = _number(lowest[0]) if (lowest == lowest[0]).all() else _tuple(lowest)
+        lines.append(f"    neutral={value},  # EDIT: the command that leaves it alone; here the lowest one")
     if infinite:
         lines += [
             "    command_low=-1.0,  # EDIT: the action space has no finite range",
@@ -317,9 +329,14 @@ def log_text(file: str, log: Path, *, commands: tuple[str, ...] = ()) -> str:
     low, high = [a for a, _ in ranges], [b for _, b in ranges]
     command_ranges = [_padded_range(found.values[name], pad=0.0) for name in found.commands]
     speeds = [_fastest(found, name, period or 0.05) for name in found.positions]
-    period_note = "from the log's time" if period else "EDIT: the log has no time; control period in seconds"
+    period_note = (
+        f"from {_quote(found.time)} of the log"
+        if found.time and period
+        else "EDIT: the log has no time; control period in seconds"
+    )
     if driven != count:
-        pairs = f"# {driven} commands for {count} positions: the stand-in below moves the first {min(driven, count)}.\n"
+        moved = f"the first {min(driven, count)}" if min(driven, count) > 1 else "the first one only"
+        pairs = f"# Commands: {driven}, positions: {count}; the stand-in below moves {moved}.\n"
     else:
         pairs = ""
     names = _without_units((*found.positions, *found.velocities, *found.commands))
@@ -397,7 +414,7 @@ def read_log(log: Path, commands: tuple[str, ...]) -> LogColumns:
     for name in commands:
         if name not in numbers:
             raise UserError(f"commands names {name!r}, but the columns of {log} are {', '.join(header)}.")
-    time = next((name for name in numbers if name.lower() in TIME_WORDS), None)
+    time = next((name for name in numbers if _seconds_of(name) is not None), None)
     given = commands or tuple(name for name in numbers if _has_word(name, COMMAND_WORDS))
     if not given:
         raise UserError(
@@ -462,9 +479,17 @@ def _has_word(name: str, words: tuple[str, ...]) -> bool:
 def _log_period(found: LogColumns) -> float | None:
     if found.time is None:
         return None
-    steps = np.diff(found.values[found.time])
+    steps = (_seconds_of(found.time) or 1.0) * np.diff(found.values[found.time])
     steps = steps[np.isfinite(steps) & (steps > 0)]
     return float(f"{np.median(steps):.4g}") if len(steps) else None
+
+
+def _seconds_of(column: str) -> float | None:
+    """Seconds in the unit of a column of times: `time`, `time_ms`, `t [s]`; None where it does not hold times."""
+    found = re.fullmatch(r"(\w+?)(?:_([^\W_]+)|\s*[\[(]\s*(\w+)\s*[\])])?", column.strip().lower())
+    if found is None or found.group(1) not in TIME_WORDS:
+        return None
+    return SECONDS.get(found.group(2) or found.group(3) or "s")
 
 
 def _padded_range(values: np.ndarray, pad: float = 0.02) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """What `firsthand inspect` reports, against robots whose answers are known."""
 
 from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -189,7 +190,7 @@ def test_what_is_to_be_pasted_runs(attribute: str) -> None:
         position_high=3.0,
         rate=0.5,
     )
-    names = {"task": task if attribute == "task" else lambda: task}
+    names: dict[str, Any] = {"task": task if attribute == "task" else lambda: task}
     exec(proposal.paste(spec, attribute), names)
     pasted = names["task"].make_task().spec
     assert pasted.layout.command_memory == proposal.command_memory

@@ -67,12 +67,13 @@ def _stand_still(pusher: Pusher) -> int:
     """Stand still, to see noise and drift; for how many periods. What settles is waited for, and then forgotten."""
     recorder = pusher.recorder
     recorder.activity = "standing still"
-    for rest in range(MAX_RESTS):
-        falls = _rest(pusher)
-        if falls or rest == MAX_RESTS - 1 or not is_settling(recorder.changes(0, len(recorder)), pusher.guard.range):
+    falls = _rest(pusher)
+    for _ in range(MAX_RESTS - 1):
+        if falls or not is_settling(recorder.changes(0, len(recorder)), pusher.guard.range):
             break
         recorder.activity = "waiting until it settles"
         recorder.forget()
+        falls = _rest(pusher)
     pusher.watch_falls(falls)
     steps = len(recorder)
     pusher.guard.calibrate(recorder.changes(0, steps), recorder.positions)

@@ -22,6 +22,9 @@ SPEED = 1.5
 """rad/s, of the servos."""
 STIFFNESS = 30.0
 """Of the servos' speed loops, 1/(rad/s): gravity makes the joints creep by up to a degree per second."""
+TIMESTEP_S = {"servos": 0.0005, "torques": 0.004}
+"""Of the simulation. A speed loop at its force limit is integrated explicitly: with 4 ms it overshot by several times
+the commanded speed, and chattered."""
 
 _LINKS = (  # axis, offset to the joint, length along z, mass
     ("0 0 1", 0.0, 0.20, 4.0),
@@ -46,8 +49,8 @@ def _model(kind: str) -> str:
     ]
     actuators = "".join(servo.format(i=i, kv=STIFFNESS * TORQUE[i], most=2.5 * TORQUE[i]) for i in range(6))
     return (
-        f'<mujoco><option timestep="0.004" integrator="implicitfast"/><worldbody>{bodies}{ends}</worldbody>'
-        f"<actuator>{actuators}</actuator></mujoco>"
+        f'<mujoco><option timestep="{TIMESTEP_S[kind]}" integrator="implicitfast"/>'
+        f"<worldbody>{bodies}{ends}</worldbody><actuator>{actuators}</actuator></mujoco>"
     )
 
 

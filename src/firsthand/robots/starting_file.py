@@ -262,6 +262,7 @@ def gymnasium_text(file: str, name: str) -> str:
         f"    observe={observe}",
         "    positions=(0,),  # EDIT: entries that are positions, of those above",
         "    velocities=(),  # EDIT: entries that are their velocities, in the same order; () if none are measured",
+        "    tracked=None,  # EDIT: entries that follow references; None for all positions",
         "    angles=(),  # EDIT: entries that jump at ±π",
         "    names=None,  # EDIT: what the entries are called; also command_names=, units=, command_units=",
         '    unit=None,  # EDIT: of what is tracked, for tables: "rad", "m"; None: metres, or rad for angles',

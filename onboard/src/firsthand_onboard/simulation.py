@@ -74,6 +74,7 @@ class UdpMachine:
     def __init__(self, address: str, patience_s: float | str | None = None) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.connect(parse_address(address))
+        self._address = address
         self._number = 0
         self._patience = 2.0 if patience_s is None else float(patience_s)
         described = json.loads(self._ask(DESCRIBE, text=True))
@@ -152,7 +153,7 @@ class UdpMachine:
                 answer = unpack(data)
                 if answer is not None:
                     return answer[2].copy()
-        raise MachineError("the machine does not answer")
+        raise MachineError(f"the machine at {self._address} does not answer; is it started?")
 
 
 class PlantServer:

@@ -195,23 +195,22 @@ def as_text(rows: list[Row]) -> tuple[dict[str, list[str]], ...]:
     levels = "/".join(f"{100 * level:.0f}" for level in LEVELS_M)
     names = [r.peer.title for r in rows]
     early = max((r.early for r in rows), default=0)
+    at = [(100 * r.early_random_m, 100 * r.early_shapes_m) if r.early == early else (math.nan, math.nan) for r in rows]
     before = {
-        f"{name} at {early}": [_number(100 * value, ".3g") if r.early == early else "–" for r, value in found]
-        for name, found in (
-            ("random", [(r, r.early_random_m) for r in rows]),
-            ("shapes", [(r, r.early_shapes_m) for r in rows]),
-        )
+        f"errors in cm after {early} episodes": names,
+        "random": [_number(random, ".3g") for random, _ in at],
+        "shapes": [_number(shapes, ".3g") for _, shapes in at],
     }
     return (
         {
             "errors in cm": names,
             "seeds": [str(r.seeds) for r in rows],
             "episodes": [str(r.episodes) for r in rows],
-            **(before if early else {}),
             "random": [_error(r.random_m, r) for r in rows],
             "shapes": [_error(r.shapes_m, r) for r in rows],
             "while learning": [_number(100 * r.learning_m, ".3g") for r in rows],
         },
+        *((before,) if early else ()),
         {
             "time": names,
             f"robot minutes to {levels} cm": [" / ".join(_number(m, ".2g") for m in r.robot_min) for r in rows],

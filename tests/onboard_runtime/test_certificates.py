@@ -1,9 +1,11 @@
 """A link that leaves the computer: TLS, nobody without a certificate of the same authority, and to each their own."""
 
+import contextlib
 import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from firsthand_onboard.link import ClientEnd
 from firsthand_onboard.messages import Message
 from firsthand_onboard.network import LinkError, Security, access_rules, read_allowed, split_address
 from firsthand_onboard.spec import SpecError
-from firsthand_onboard.stop_way import MAX_HANDSHAKES, NEXT_PORT, StopUnreachable, _send_over_tls
+from firsthand_onboard.stop_way import MAX_HANDSHAKES, NEXT_PORT, TLS_TRIES, StopUnreachable, _send_over_tls
 from firsthand_onboard.toy import toy_spec
 
 from .processes import PATIENCE, Process, free_port, wait_for
@@ -92,6 +94,7 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
         assert _send_over_tls("127.0.0.1", own, trainer, PATIENCE)["state"] == "fault"
         for connection in silent:
             connection.close()
+        assert tries_at_a_door_that_closes(operator) == TLS_TRIES  # others' connections may push a stop out
         # Unsigned policies are refused: the signer's key lies beside the certificates.
         unsigned = {"spec": toy_spec().digest(), "digest": policy_digest({})}
         assert ask(address, trainer, "arm", operator=False).kind == "refused"  # the fault is still there
@@ -116,6 +119,21 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
         assert _send_over_tls("127.0.0.1", own, operator, PATIENCE)["state"] == "fault"
     finally:
         robot.end()
+
+
+def tries_at_a_door_that_closes(security: Security) -> int:
+    """How often a stop knocks where every connection is closed at once."""
+    with socket.create_server(("127.0.0.1", 0)) as door, ThreadPoolExecutor(1) as thread:
+        sent = thread.submit(_send_over_tls, "127.0.0.1", door.getsockname()[1], security, PATIENCE)
+        door.settimeout(0.05)
+        count = 0
+        while not sent.done():
+            with contextlib.suppress(TimeoutError):
+                door.accept()[0].close()
+                count += 1
+        with pytest.raises(StopUnreachable):
+            sent.result()
+    return count
 
 
 def copied(security: Security, folder: Path) -> Security:

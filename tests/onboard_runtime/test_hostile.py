@@ -336,6 +336,33 @@ def test_a_stop_has_a_way_of_its_own_that_no_flood_fills(program):
         client.close()
 
 
+def test_a_stop_that_comes_while_the_loop_looks_is_not_lost():
+    """From a thread or a signal, at the worst instant: after the loop has looked, before it has finished looking."""
+
+    class Racing(StopWay):
+        late = False
+
+        @property
+        def _requested(self) -> bool:
+            found = self._value
+            if self.late:
+                self.late, self._value = False, True
+            return found
+
+        @_requested.setter
+        def _requested(self, value: bool) -> None:
+            self._value = value
+
+    way = Racing(free_port())
+    try:
+        way.late = True
+        assert not way.asked()
+        assert way.asked()
+        assert not way.asked()
+    finally:
+        way.close()
+
+
 def test_who_only_knows_a_machines_name_is_not_believed(program, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     task = dataclasses.replace(make_task("excavator"), spec=SPEC, home=(0.0, 0.0))

@@ -168,7 +168,8 @@ class Runtime:
                 self._stop_asked = False
             if way.awaited and self.state == FAULT and not self._stop_asked:
                 way.answer(state=self.state, fault=self.latch.fault, fault_number=self.latch.number)
-            flood, way.flood = flood or way.flood, ""
+            if way.flood:
+                flood, way.flood = flood or way.flood, ""
         if flood and self.state != FAULT:
             self._stop(f"a flood: {flood}", latch=flood)
 

@@ -28,6 +28,8 @@ NEXT_PORT = 1
 MAX_HANDSHAKES = 32
 """Connections that may be under way at a time; then the oldest goes."""
 HANDSHAKE_S = 2.0
+TLS_TRIES = 5
+"""How often a stop that was pushed out by the connections of strangers is sent again, at once."""
 MAX_STRANGERS = 200
 """Connections within a second that show no certificate: more are a flood, which is a fault."""
 AGAIN_S = 0.02
@@ -76,7 +78,9 @@ class StopWay:
 
     def asked(self) -> bool:
         """Whether somebody has asked since this was called last. Never waits."""
-        found, self._requested = self._requested, False
+        found = self._requested
+        if found:  # only what was seen is taken back: a stop that comes between these two lines is not lost
+            self._requested = False
         for _ in range(MAX_WAITING):
             try:
                 _, sender = self._socket.recvfrom(16)
@@ -268,14 +272,20 @@ def _send_locally(port: int, patience_s: float) -> dict[str, Any]:
 
 
 def _send_over_tls(host: str, port: int, security: Security, patience_s: float) -> dict[str, Any]:
-    try:
-        with (
-            socket.create_connection((host.strip("[]"), port), timeout=patience_s) as plain,
-            client_context(security).wrap_socket(plain, server_hostname=host.strip("[]")) as connection,
-        ):
-            return _status(connection.recv(MAX_ANSWER))
-    except OSError as error:
-        raise StopUnreachable(f"nobody hears stops at {host}:{port}: {error}") from None
+    for tries_left in range(TLS_TRIES - 1, -1, -1):
+        try:
+            with (
+                socket.create_connection((host.strip("[]"), port), timeout=patience_s) as plain,
+                client_context(security).wrap_socket(plain, server_hostname=host.strip("[]")) as connection,
+            ):
+                if content := connection.recv(MAX_ANSWER):
+                    return _status(content)
+                raise ConnectionResetError("it was closed without an answer")
+        except OSError as error:
+            pushed_out = isinstance(error, (ConnectionResetError, ssl.SSLEOFError))  # by others' handshakes
+            if not (pushed_out and tries_left):
+                raise StopUnreachable(f"nobody hears stops at {host}:{port}: {error}") from None
+    raise AssertionError("unreachable")
 
 
 def _status(content: bytes) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The shapes in the types are checked in every test: see `--jaxtyping-packages` in pyproject.toml.
 """
 
+import ctypes
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -58,6 +59,22 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return folder
+
+
+LARGEST_WORKER = 2 << 30
+"""Bytes of memory beyond which a worker lets go of the compiled programs it holds: two of them share a laptop."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs(compiled: Path) -> Iterator[None]:
+    """Programs stay in the folder `compiled`; what a later module needs again is loaded from there."""
+    yield
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    if pages * os.sysconf("SC_PAGE_SIZE") > LARGEST_WORKER:
+        jax.clear_caches()
+        gc.collect()
+        if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc: give what is free back to the machine
+            libc.malloc_trim(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

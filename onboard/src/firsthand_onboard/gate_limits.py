@@ -255,12 +255,20 @@ def read_stopping(spec: ControlSpec, stopping: Any) -> dict[str, tuple[float, ..
 
 
 def check_stops_are_known(spec: ControlSpec, limits: GateLimits, kind: str | None, *, simulated: bool) -> None:
-    """Refuse a machine of which nobody has said how far its joints go on after neutral; a simulation may be tried.
+    """Refuse a machine of which nobody has said how far its joints go on after neutral, simulations included.
 
-    `kind` is what its commands are declared to set: where that are forces, every joint must say what brakes it.
+    `kind` is what its commands are declared to set: where that are forces, every joint must say what brakes it. Only a
+    simulation may do without joint limits (`joint_margin` 0), and then nothing has to be known.
     """
     if kind is not None and kind not in COMMAND_KINDS:
         raise SpecError(f"command_kind is {kind!r}, but must be one of {', '.join(COMMAND_KINDS)}")
+    if limits.joint_margin == 0:
+        if simulated:
+            return
+        raise SpecError(
+            "gate.joint_margin is 0, which switches the joint limits off, but the machine does not say that it is a "
+            "simulation (simulated = True): leave it out, or give wider position limits in the specification"
+        )
     for i, at in enumerate(spec.layout.position):
         name = spec.layout.measured[at]
         if kind == "acceleration" and not limits.brake[i : i + 1] > (0.0,):
@@ -270,12 +278,13 @@ def check_stops_are_known(spec: ControlSpec, limits: GateLimits, kind: str | Non
                 "limits"
             )
         numbers = (*limits.stop_lag_s[i : i + 1], *limits.deceleration[i : i + 1])
-        if not simulated and not any(number < math.inf for number in numbers):
+        if not any(number < math.inf for number in numbers):
             raise SpecError(
                 f"it is not declared how {name} stops: give the machine's class `stopping` with `lag_s`, the seconds "
                 "at its speed for which a joint goes on after the neutral command (or `serve --stop-lag SECONDS`); "
                 "more than you have seen is careful, less is not. Where commands are forces or torques neutral does "
                 "not stop it, and `stopping` must have `brake` and `deceleration`"
+                + (". As it is a simulation, `--wide-limits` serves it without limits of its joints" * simulated)
             )
 
 

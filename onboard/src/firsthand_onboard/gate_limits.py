@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -164,15 +165,15 @@ class GateLimits:
         low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
         middle = assumed_neutral(spec) if neutral is None else np.asarray(neutral, float)
         rate = (high - low) / 0.2
-        pairs = ((-1, 1),) * len(low) if directions is None else directions
+        pairs = ((-1, 1),) * len(low) if directions is None else whole_pairs(directions)
         fields: dict[str, Any] = {
             "low": tuple(low.tolist()),
             "high": tuple(high.tolist()),
             "neutral": tuple(middle.tolist()),
             "rate": tuple(rate.tolist()),
             "acceleration": tuple((rate / 0.1).tolist()),
-            "joint": tuple(int(joint) for joint, _ in pairs),
-            "sign": tuple(int(sign) for _, sign in pairs),
+            "joint": tuple(joint for joint, _ in pairs),
+            "sign": tuple(sign for _, sign in pairs),
             "command_age_s": spec.period_s,
             **read_stopping(spec, stopping),
         }
@@ -217,6 +218,16 @@ class GateLimits:
         for field in dataclasses.fields(GateLimits):
             _check_kind(field.name, str(field.type).startswith("tuple"), fields, data)
         return GateLimits.of(spec, fields.pop("neutral", neutral), directions, stopping, **fields)
+
+
+def whole_pairs(directions: Any) -> list[tuple[int, int]]:
+    """The joint and the sign of every command; `SpecError` for anything else."""
+    try:  # a number with a fraction is not rounded: it would be another joint
+        return [(index(joint), index(sign)) for joint, sign in directions]
+    except (TypeError, ValueError):
+        raise SpecError(
+            f"directions is {directions!r}, but must have a joint and a sign per command, whole numbers: ((0, 1), …)"
+        ) from None
 
 
 def _check_kind(name: str, several: bool, fields: dict[str, Any], data: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .command_check import CommandCheck, CommandLimits
+from .gate_limits import whole_pairs
 from .homing import Homing
 from .machine import MachineError, can_reset, check_machine, check_row, is_simulated, load_machine
 from .machine_lock import lock_machine
@@ -68,7 +69,12 @@ def declared_homing(machine: Any) -> str | None:
 def declared_directions(machine: Any) -> list[tuple[int, int]] | None:
     """The `directions` that a machine declares, as plain numbers; None where it declares none."""
     directions = getattr(machine, "directions", None)
-    return None if directions is None else [(int(joint), int(sign)) for joint, sign in directions]
+    if directions is None:
+        return None
+    try:
+        return whole_pairs(directions)
+    except SpecError as error:
+        raise MachineError(str(error)) from None
 
 
 def declared_stopping(machine: Any) -> dict[str, Any] | None:
@@ -76,6 +82,8 @@ def declared_stopping(machine: Any) -> dict[str, Any] | None:
     stopping = getattr(machine, "stopping", None)
     if stopping is None:
         return None
+    if not isinstance(stopping, dict):
+        raise MachineError(f"stopping is {stopping!r}, but must be a dict with fields such as lag_s")
     return {str(name): np.asarray(value).tolist() for name, value in dict(stopping).items()}
 
 

@@ -172,8 +172,7 @@ class Watchdog:
             self.tripped, self.failure, self.heard = False, "", since_boot()
             self._obey_inputs()
         elif kind == LIMIT:
-            self.check = CommandCheck(CommandLimits.unpack(values), lock_step=self.lock_step)
-            self.check.rest(since_boot())
+            self._limit(values)
             self._answer(number, b"")
         elif kind == INPUTS:
             self._answer(number, self._hindrance(moves=True).encode(errors="replace"))
@@ -185,6 +184,15 @@ class Watchdog:
             self._answer(number, self._call(self._describe))
         else:
             raise ValueError(f"kind {kind} is unknown")
+
+    def _limit(self, values: np.ndarray) -> None:
+        """Once: a loop that has gone wrong must not widen them."""
+        limits, told = CommandLimits.unpack(values), self.check.limits
+        if told is not None and not np.array_equal(told.pack(), limits.pack()):
+            self._trip("the loop told the watchdog other limits than before")
+            return
+        self.check = CommandCheck(limits, lock_step=self.lock_step)
+        self.check.rest(since_boot())
 
     def _write(self, values: np.ndarray) -> None:
         """The first value is when the measurement was taken, the others are the command made from it."""

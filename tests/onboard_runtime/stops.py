@@ -4,7 +4,6 @@ python -m onboard_runtime.stops [--quick] [--floods 100] [--latch-kills 200] [--
 """
 
 import argparse
-import contextlib
 import json
 import multiprocessing
 import os
@@ -25,10 +24,9 @@ from firsthand_onboard.messages import Message, encode
 from firsthand_onboard.network import FROM_ROBOT_KEY, OPERATOR_KEY, TO_ROBOT_KEY, open_session, split_address
 from firsthand_onboard.stop_way import send_stop
 
-from .processes import GOALS, PATIENCE, SPEC, Rig, begin, rig, wait_for
+from .processes import GOALS, PATIENCE, SPEC, Rig, begin, ordinary, real_time, rig, serve_priority, wait_for
 
 WITHIN_S = 0.1
-PRIORITY = 40
 KEYS = {"operators' key": OPERATOR_KEY, "trainers' key": TO_ROBOT_KEY, "robot's key": FROM_ROBOT_KEY}
 FRAMES = {
     "garbage": b"x" * 40,
@@ -93,21 +91,6 @@ def ready(made: Rig, name: str) -> Any:
     return client
 
 
-def real_time(process: int = 0) -> bool:
-    """Let a process, or this thread, be scheduled as `serve` asks for itself by default; whether that is permitted."""
-    try:
-        os.sched_setscheduler(process, os.SCHED_FIFO, os.sched_param(PRIORITY))
-    except (OSError, AttributeError):
-        return False
-    return True
-
-
-def ordinary() -> None:
-    """Let this thread be scheduled like others again."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-
-
 def floods(count: int, rng: random.Random) -> dict[str, Any]:
     """A stop while a key is flooded, `count` times per key and kind of message, at a random instant of the flood.
 
@@ -115,9 +98,7 @@ def floods(count: int, rng: random.Random) -> dict[str, Any]:
     simulated machine, which notes the times, and who sends the stop are real-time processes where that is permitted:
     what is looked for is the program's delay, not that of a busy computer.
     """
-    permitted = real_time()
-    ordinary()
-    priority = ("--priority", str(PRIORITY)) if permitted else ()
+    priority = serve_priority()
     times: dict[str, list[float]] = {}
     before_fault, unheard = 0, 0
     for where, key in KEYS.items():
@@ -154,7 +135,7 @@ def floods(count: int, rng: random.Random) -> dict[str, Any]:
         "median_ms": round(1000 * statistics.median(everything), 1),
         "before_fault": before_fault,
         "unheard": unheard,
-        "real_time": permitted,
+        "real_time": bool(priority),
         "late": late,
         "ok": not late and not unheard,
     }

@@ -26,9 +26,34 @@ PATIENCE = 60.0
 """Seconds after which something counts as hanging; machines are slow when they are busy."""
 
 SPEC = toy_spec()
+PRIORITY = 40
 FAST = {"simulate": ("--speed", "4")}
 GOALS = np.tile(np.asarray([[0.8, -0.8], [-0.8, 0.8]], np.float32), (500, 1))
 """Minutes of motion: every test interrupts it."""
+
+
+def real_time(process: int = 0) -> bool:
+    """Let a process, or this thread, be scheduled as `serve` asks for itself by default; whether that is permitted."""
+    try:
+        os.sched_setscheduler(process, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def ordinary() -> None:
+    """Let this thread be scheduled like others again."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def serve_priority() -> tuple[str, ...]:
+    """What lets a rig's program be a real-time process, as it is by default on a robot; empty where that is not
+    permitted. Times that are measured are then the program's delay, not that of a busy computer.
+    """
+    permitted = real_time()
+    ordinary()
+    return ("--priority", str(PRIORITY)) if permitted else ()
 
 
 def free_port() -> int:

@@ -2,7 +2,7 @@
 
 python -m onboard_runtime.soak [--cuts 200] [--kills 50] [--trainer-kills 50] [--commands 100000]
     [--messages 100000] [--floods 100] [--latch-kills 200] [--clock-jumps 50] [--sleeps 50] [--both-stopped 50]
-    [--fuzz 600] [--only SCENE]... [--out FILE]
+    [--ros2 1] [--fuzz 600] [--only SCENE]... [--out FILE]
 
 A count of 0 leaves a scene out, and so does `--only` with those that are not named. What is already in FILE of other
 scenes stays there: each has the commit that it is of.
@@ -41,6 +41,7 @@ from .fuzz import FUZZERS
 from .processes import Rig, begin, rig, wait_for
 from .stops import floods, latch_kills
 from .test_messages import mutate
+from .test_ros2 import missing
 from .test_runtime import SCENES
 from .time_scenes import both_stopped, clock_jumps, moving_client, sleeps
 
@@ -274,9 +275,28 @@ def trainer_kills(count: int, rng: random.Random) -> dict[str, Any]:
     return {"kills": count, "episodes": len(numbers), "ok": ok}
 
 
+def ros2_bridge() -> dict[str, Any]:
+    """The tests of the bridge with real rclpy or, where that cannot be had, what `serve` says: one sentence."""
+    why = missing()
+    if not why:
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "onboard_runtime/test_ros2.py"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return {"rclpy": "there", "said": done.stdout.strip().splitlines()[-1], "ok": done.returncode == 0}
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Path(folder) / "spec.json"
+        spec.write_text(SPEC.to_json())
+        command = [sys.executable, "-m", "firsthand_onboard", "serve", "--priority", "0", "--stop-lag", "0.5"]
+        command += ["--machine", "firsthand_onboard.ros2:Ros2Machine", "--machine-option", f"spec={spec}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    lines = done.stderr.strip().splitlines()
+    said = lines[-1] if lines else ""
+    ok = done.returncode == 2 and len(lines) == 1 and "rclpy" in said and not done.stdout
+    return {"rclpy": why, "refused": said, "ok": ok}
+
+
 DEFAULTS = {
     "cuts": 200, "kills": 50, "trainer-kills": 50, "commands": 10**5, "messages": 10**5, "floods": 100,
-    "latch-kills": 200, "clock-jumps": 50, "sleeps": 50, "both-stopped": 50, "fuzz": 600,
+    "latch-kills": 200, "clock-jumps": 50, "sleeps": 50, "both-stopped": 50, "ros2": 1, "fuzz": 600,
 }  # fmt: skip
 """How often each scene is played; of the fuzzers, seconds."""
 
@@ -308,6 +328,7 @@ def main() -> None:
         "clock set while it moves": (given_.clock_jumps, lambda n: clock_jumps(n, rng)),
         "computer asleep": (given_.sleeps, lambda n: sleeps(n, rng)),
         "both processes stopped": (given_.both_stopped, lambda n: both_stopped(n, rng)),
+        "ROS 2 bridge": (given_.ros2, lambda n: ros2_bridge()),
         **{
             f"fuzzed: {name}": (given_.fuzz, lambda n, f=fuzzer: {"seconds": n, **f(float(n), rng)})
             for name, fuzzer in FUZZERS.items()

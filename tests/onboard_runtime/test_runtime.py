@@ -373,6 +373,10 @@ def test_only_a_simulation_runs_at_another_speed(says, speed, tmp_path, capsys):
         ("command_kind = 'acceleration'", "", "what does stop shoulder.position: give brake"),
         ("simulated, command_kind = True, 'acceleration'", "", "what does stop shoulder.position: give brake"),
         ("", "--command-kind acceleration", "what does stop shoulder.position: give brake"),
+        ("directions = ((0.9, 1), (1, 1))", "--stop-lag 1", "directions is ((0.9, 1), (1, 1)), but must have a joint"),
+        ("stopping = len", "", "stopping is <built-in function len>, but must be a dict"),
+        ("simulated = True", "", "As it is a simulation, `--wide-limits` serves it"),
+        ("stopping = {'lag_s': 0.1}", "--stop-lag 2", "--stop-lag is 2, but the machine"),
         ("command_kind = 'torque'", "", "command_kind is 'torque', but must be one of position, rate, acceleration"),
     ],
 )

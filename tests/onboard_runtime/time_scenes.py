@@ -22,7 +22,7 @@ from rich.progress import track
 from firsthand_onboard.network import split_address
 from firsthand_onboard.stop_way import send_stop
 
-from .processes import GOALS, SPEC, Rig, begin, rig, wait_for
+from .processes import GOALS, SPEC, Rig, begin, ordinary, real_time, rig, serve_priority, wait_for
 
 DAY_S = 86400.0
 SOURCE = Path(__file__).with_name("shifted_clock.c")
@@ -101,7 +101,8 @@ def clock_jumps(count: int, rng: random.Random) -> dict[str, Any]:
     """Somebody sets the robot's wall clock while it moves: it goes on, and can be stopped as fast as ever."""
     jumps = (DAY_S, -DAY_S, 3.0, -3.0, -1.5e9, 1e9, 0.5, -0.5)
     halted, times = [], []
-    with tempfile.TemporaryDirectory() as folder, clocked_rig(Path(folder)) as (made, clocks):
+    with tempfile.TemporaryDirectory() as folder, clocked_rig(Path(folder), *serve_priority()) as (made, clocks):
+        real_time(made.machine.popen.pid)
         for i in track(range(count), "clock jumps"):
             client = moving_client(made, f"jump-{i}")
             for _ in range(3):
@@ -110,8 +111,10 @@ def clock_jumps(count: int, rng: random.Random) -> dict[str, Any]:
             status = client.ask("status").body
             if status["state"] != "moving" or not status["yours"]:
                 halted.append(status["fault"] or status["state"])
+            real_time()
             moment = time.monotonic()
             send_stop(*split_address(made.address))
+            ordinary()
             wait_for(lambda: not made.moving(), "neutral")
             times.append(max(moved_after(made, moment), 0.0))
             client.close()
@@ -129,22 +132,27 @@ def both_stopped(count: int, rng: random.Random) -> dict[str, Any]:
         tempfile.TemporaryDirectory() as folder,
         rig(Path(folder), strict=True, simulate=("--timeout", str(MACHINE_TIMEOUT_S))) as made,
     ):
+        real_time(made.machine.popen.pid)
         for i in track(range(count), "both stopped"):
             client = moving_client(made, f"frozen-{i}")
             time.sleep(rng.uniform(0.0, 0.3))
             pids = [made.onboard.pid, made.onboards_watchdog()]
             rng.shuffle(pids)
+            real_time()
             moment = time.monotonic()
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
+            ordinary()
             time.sleep(rng.uniform(0.25, 2.0))
             times.append(max(moved_after(made, moment), 0.0))
             rng.shuffle(pids)
+            real_time()
             moment = time.monotonic()
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):  # a loop that goes on first ends the watchdog
                     os.kill(pid, signal.SIGCONT)
                 time.sleep(rng.choice((0.0, 0.05)))
+            ordinary()
             time.sleep(0.5)
             # A driver that was frozen in the middle of a write may finish it: then the watchdog takes over at once.
             again += moved_after(made, moment) > NEUTRAL_WITHIN_S
@@ -160,7 +168,8 @@ def both_stopped(count: int, rng: random.Random) -> dict[str, Any]:
 def sleeps(count: int, rng: random.Random) -> dict[str, Any]:
     """The robot's computer sleeps while it moves, for minutes that its monotonic clock does not count."""
     again, unlatched, slowest = 0, 0, 0.0
-    with tempfile.TemporaryDirectory() as folder, clocked_rig(Path(folder)) as (made, clocks):
+    with tempfile.TemporaryDirectory() as folder, clocked_rig(Path(folder), *serve_priority()) as (made, clocks):
+        real_time(made.machine.popen.pid)
         slept = 0.0
         for i in track(range(count), "sleeps"):
             client = moving_client(made, f"asleep-{i}")
@@ -171,9 +180,11 @@ def sleeps(count: int, rng: random.Random) -> dict[str, Any]:
                 os.kill(pid, signal.SIGSTOP)
             slept += rng.choice((2.0, 60.0, 3600.0))
             clocks.set(since_start_s=slept)
+            real_time()
             moment = time.monotonic()
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
+            ordinary()
             time.sleep(0.5)
             after = moved_after(made, moment)
             slowest = max(slowest, after)

@@ -491,3 +491,11 @@ def test_a_pipe_or_a_device_is_not_read(place: str, run: RunFolder) -> None:
         make(run.path / place)
         with pytest.raises(UserError, match="must be an ordinary file"):
             read_all(run.path)
+
+
+@pytest.mark.parametrize("place", ["config.json", "metrics.jsonl", "best.safetensors", "episodes/000001.safetensors"])
+def test_a_file_of_few_bytes_on_the_disk_and_many_to_read_is_refused_by_its_size(place: str, run: RunFolder) -> None:
+    with (run.path / place).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match=rf"{place}: it has 1099511627776 bytes, and at most \d+ make sense"):
+        read_all(run.path)

@@ -253,6 +253,24 @@ def test_who_sits_at_a_terminal_is_asked(answer, tmp_path, monkeypatch, capsys):
     assert "SHA-256 " in said
 
 
+def test_a_name_cannot_write_over_the_question(tmp_path, monkeypatch, capsys):
+    class Terminal:
+        isatty = staticmethod(lambda: True)
+        readline = staticmethod(lambda: "n\n")
+
+    folder = tmp_path / "a\x1b[2J\r\nRun it? \u202e"
+    folder.mkdir()
+    (folder / "asked.py").write_text(ROBOT)
+    monkeypatch.setattr(sys, "stdin", Terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with pytest.raises(UserError, match="have not allowed"):
+        find_robot(f"{folder}/asked.py:task")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 3
+    assert all(c.isprintable() for c in said.replace("\n", ""))
+    assert "a\\x1b[2J\\x0d\\x0aRun" in said
+
+
 def test_an_evaluation_belongs_to_the_policy_that_was_evaluated(copied):
     run = Run.open(copied)
     assert run.evaluation(1) is not None

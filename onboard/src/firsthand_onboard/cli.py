@@ -22,7 +22,6 @@ from .faults import temporary_name
 from .gate_limits import COMMAND_KINDS, GateLimits, check_stops_are_known
 from .homing import Homing, HomingController
 from .identity import MachineIdentity, key_file
-from .joint_limits import UNKNOWN_STOP_S
 from .link import ClientEnd, RobotEnd, stop_machine
 from .machine import MachineError, as_measured, load_machine
 from .machine_lock import lock_machine
@@ -215,13 +214,6 @@ def _warn_of_undeclared(spec: ControlSpec, limits: GateLimits) -> None:
             "a limit nobody knows which lead away from it",
             ", ".join(names),
         )
-    elif not (limits.stop_lag_s or limits.deceleration):
-        log.warning(
-            "how the joints stop is not declared: %.1f s at their speed are assumed, and they are slowed early; "
-            "measure it with `firsthand inspect` and declare `stopping`. A machine that neutral does not stop must "
-            "declare `brake`",
-            UNKNOWN_STOP_S,
-        )
 
 
 def _serve(given: argparse.Namespace) -> int:
@@ -250,7 +242,12 @@ def _serve(given: argparse.Namespace) -> int:
                 "is a simulation (simulated = True): leave it out, and change single limits with --limits"
             )
         stopping = machine.stopping
-        if stopping is None and given.stop_lag is not None:
+        if given.stop_lag is not None:
+            if stopping is not None:
+                raise SpecError(
+                    f"--stop-lag is {given.stop_lag:g}, but the machine {given.machine!r} declares how it stops "
+                    f"(stopping = {stopping}): leave it out, or change stop_lag_s with --limits"
+                )
             stopping = {"lag_s": given.stop_lag}
         if given.wide_limits:
             limits = GateLimits.wide(spec, machine.neutral_command)

@@ -37,10 +37,17 @@ FOLLOWED_S = 0.8
 """How long a swing is remembered once the mean is followed: chatter with pauses is still chatter."""
 DEBT_S = 3.0
 """How long it is remembered what the limits have cut off."""
+CROSSING_S = 0.3
+"""How long the limits that the gate chooses by itself let a command take from one end of its range to the other."""
 CHATTERS, CALM = 1.5, 0.5
 """A command chatters from the first score on until it falls below the second: each swing that the limits cut counts 1
 and fades over `CHATTER_S`. It also does with a swing that is cut while more is owed than any single step of the command
 can explain."""
+
+
+Chatter = tuple[float, float, float, float, float, bool]
+"""Of one channel: the mean of what was lately wanted; what the limits have cut off (command times seconds); in which
+direction what was wanted last lay, and what was last cut (or 0); how much it swings; whether its mean is followed."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +62,8 @@ class GateState:
     """What is known of the joints' motion."""
     sensors: SensorMemory
     """What is known of the sensors, with the last good measurement."""
-    chatter: tuple[tuple[float, float, float, float, bool], ...]
-    """Per channel: the mean of what was lately wanted, what the limits have cut off (command times seconds), in which
-    direction what was wanted last lay (or 0), how much it swings, and whether its mean is followed."""
+    chatter: tuple[Chatter, ...]
+    """What was lately wanted of each channel."""
     output: tuple[float, ...] = ()
     """Where the tracked output was at the last good measurement, if there is a workspace box."""
     age: int = 1
@@ -114,12 +120,13 @@ class Gate:
         bend = [acceleration * spec.period_s**2 for acceleration in limits.acceleration]
         self._channels = list(zip(low, high, middle, step, bend, limits.joint, limits.sign))  # noqa: B905
         self._rest = (0.0,) * len(middle)
-        self._calm = tuple((m, 0.0, 0.0, 0.0, False) for m in middle)
-        self._fade, self._fade_followed, self._fade_debt = (
-            math.exp(-spec.period_s / seconds) for seconds in (CHATTER_S, FOLLOWED_S, DEBT_S)
-        )
+        self._calm: tuple[Chatter, ...] = tuple((m, 0.0, 0.0, 0.0, 0.0, False) for m in middle)
+        self._fades = [
+            fades(spec.period_s, b - a, rate, acceleration)
+            for a, b, rate, acceleration in zip(low, high, limits.rate, limits.acceleration)  # noqa: B905
+        ]
         self._largest_debt = [
-            (b - a) * ((b - a) / (2.0 * rate) + rate / acceleration) if rate < math.inf else 0.0
+            largest_debt(b - a, rate, acceleration)
             for a, b, rate, acceleration in zip(low, high, limits.rate, limits.acceleration)  # noqa: B905
         ]
         """What a single step over a channel's whole range leaves behind its limits."""
@@ -277,50 +284,49 @@ class Gate:
         joints = self.joints.joints
         return [e if j.driven else largest for e, j in zip(efforts, joints)]  # noqa: B905 (Python 3.10)
 
-    def _follow_mean(
-        self, state: GateState, wanted: list[float]
-    ) -> tuple[list[float], tuple[tuple[float, float, float, float, bool], ...], bool]:
+    def _follow_mean(self, state: GateState, wanted: list[float]) -> tuple[list[float], tuple[Chatter, ...], bool]:
         """What each channel aims at: what is wanted or, while that chatters, its mean."""
         targets, chatter, chatters = [], [], False
-        for want, last, change, channel, most, (mean, debt, before, swings, followed) in zip(  # noqa: B905
-            wanted, state.command.tolist(), state.change, self._channels, self._largest_debt, state.chatter
+        for want, last, change, channel, most, (fade, fade_followed, _), remembered in zip(  # noqa: B905
+            wanted, state.command.tolist(), state.change, self._channels, self._largest_debt, self._fades, state.chatter
         ):
             low, high, _, step, bend, _, _ = channel
+            mean, debt, before, cut, swings, followed = remembered
             want = min(max(want, low), high)
-            swings *= self._fade_followed if followed else self._fade
+            swings *= fade_followed if followed else fade
             above, below = last + min(step, change + bend), last - min(step, bend - change)
             way = math.copysign(1.0, want - last) if want != last else 0.0
             is_cut = not below <= want <= above
-            if is_cut and way * before < 0:
+            if is_cut and (way * before < 0 or way * cut < 0):
                 swings = min(swings + 1.0, 1.5 * CHATTERS)
                 if abs(debt) > most:
                     swings = max(swings, CHATTERS)
             follows = swings >= (CALM if followed else CHATTERS)
             targets.append(mean if follows else want)
             chatters = chatters or follows
-            chatter.append((mean, debt, way or before, swings, follows))
+            chatter.append((mean, debt, way or before, way if is_cut else cut, swings, follows))
         return targets, tuple(chatter), chatters
 
     def _remember(
         self,
-        chatter: tuple[tuple[float, float, float, float, bool], ...],
+        chatter: tuple[Chatter, ...],
         wanted: list[float],
         command: list[float],
         cap_low: list[float],
         cap_high: list[float],
-    ) -> tuple[tuple[float, float, float, float, bool], ...]:
+    ) -> tuple[Chatter, ...]:
         """After a step: what the ramp kept back of what was wanted is owed, and raises or lowers the mean.
 
         So the mean that is followed gives back what was cut off before. What a cap takes away is not owed.
         """
-        period, share, fade, found = self.spec.period_s, 1.0 - self._fade, self._fade_debt, []
-        for (mean, debt, way, swings, follows), want, out, low, high, channel in zip(  # noqa: B905
-            chatter, wanted, command, cap_low, cap_high, self._channels
+        period, found = self.spec.period_s, []
+        for (mean, debt, way, cut, swings, follows), want, out, low, high, channel, (fade, _, fade_debt) in zip(  # noqa: B905
+            chatter, wanted, command, cap_low, cap_high, self._channels, self._fades
         ):
             kept_back = min(max(want, low), high) - out
-            mean += share * kept_back + (1.0 - fade) * (out - mean)
+            mean += (1.0 - fade) * kept_back + (1.0 - fade_debt) * (out - mean)
             mean = min(max(mean, channel[0]), channel[1])
-            found.append((mean, fade * debt + period * kept_back, way, swings, follows))
+            found.append((mean, fade_debt * debt + period * kept_back, way, cut, swings, follows))
         return tuple(found)
 
     def _bounds(self, state: GateState, rooms: list[tuple[float, float]], share: float) -> np.ndarray:
@@ -361,6 +367,21 @@ class Gate:
             left = high - ahead if motion > 0 else ahead - low if motion < 0 else math.inf
             room = min(room, left / limits.box_margin)
         return max(room, 0.0)
+
+
+def fades(period_s: float, width: float, rate: float, acceleration: float) -> tuple[float, float, float]:
+    """What is left after a period of what is remembered for `CHATTER_S`, `FOLLOWED_S` and `DEBT_S`; these times are
+    for limits that let a command cross its range in `CROSSING_S`, and longer where it takes longer.
+    """
+    ramp_s = min(rate, math.sqrt(width * acceleration)) / acceleration if acceleration < math.inf else 0.0
+    slowness = max((width / rate + ramp_s) / CROSSING_S, 1.0)
+    return tuple(math.exp(-period_s / (slowness * s)) for s in (CHATTER_S, FOLLOWED_S, DEBT_S))  # pyright: ignore
+
+
+def largest_debt(width: float, rate: float, acceleration: float) -> float:
+    """What a single step over a channel's whole range leaves behind its limits, in command times seconds."""
+    rate = min(rate, math.sqrt(width * acceleration))
+    return width * (width / (2.0 * rate) + rate / acceleration) if rate < math.inf else 0.0
 
 
 def append_lost(lost: tuple[bool, ...], missing: bool) -> tuple[bool, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -164,15 +165,15 @@ class GateLimits:
         low, high = np.asarray(spec.limits.command_low), np.asarray(spec.limits.command_high)
         middle = assumed_neutral(spec) if neutral is None else np.asarray(neutral, float)
         rate = (high - low) / 0.2
-        pairs = ((-1, 1),) * len(low) if directions is None else directions
+        pairs = ((-1, 1),) * len(low) if directions is None else whole_pairs(directions)
         fields: dict[str, Any] = {
             "low": tuple(low.tolist()),
             "high": tuple(high.tolist()),
             "neutral": tuple(middle.tolist()),
             "rate": tuple(rate.tolist()),
             "acceleration": tuple((rate / 0.1).tolist()),
-            "joint": tuple(int(joint) for joint, _ in pairs),
-            "sign": tuple(int(sign) for _, sign in pairs),
+            "joint": tuple(joint for joint, _ in pairs),
+            "sign": tuple(sign for _, sign in pairs),
             "command_age_s": spec.period_s,
             **read_stopping(spec, stopping),
         }
@@ -219,6 +220,16 @@ class GateLimits:
         return GateLimits.of(spec, fields.pop("neutral", neutral), directions, stopping, **fields)
 
 
+def whole_pairs(directions: Any) -> list[tuple[int, int]]:
+    """The joint and the sign of every command; `SpecError` for anything else."""
+    try:  # a number with a fraction is not rounded: it would be another joint
+        return [(index(joint), index(sign)) for joint, sign in directions]
+    except (TypeError, ValueError):
+        raise SpecError(
+            f"directions is {directions!r}, but must have a joint and a sign per command, whole numbers: ((0, 1), …)"
+        ) from None
+
+
 def _check_kind(name: str, several: bool, fields: dict[str, Any], data: dict[str, Any]) -> None:
     if name in fields and (isinstance(fields[name], tuple) != several or not _is_kind(fields[name], whole=False)):
         what = "a list of numbers" if several else "a number"
@@ -255,12 +266,20 @@ def read_stopping(spec: ControlSpec, stopping: Any) -> dict[str, tuple[float, ..
 
 
 def check_stops_are_known(spec: ControlSpec, limits: GateLimits, kind: str | None, *, simulated: bool) -> None:
-    """Refuse a machine of which nobody has said how far its joints go on after neutral; a simulation may be tried.
+    """Refuse a machine of which nobody has said how far its joints go on after neutral, simulations included.
 
-    `kind` is what its commands are declared to set: where that are forces, every joint must say what brakes it.
+    `kind` is what its commands are declared to set: where that are forces, every joint must say what brakes it. Only a
+    simulation may do without joint limits (`joint_margin` 0), and then nothing has to be known.
     """
     if kind is not None and kind not in COMMAND_KINDS:
         raise SpecError(f"command_kind is {kind!r}, but must be one of {', '.join(COMMAND_KINDS)}")
+    if limits.joint_margin == 0:
+        if simulated:
+            return
+        raise SpecError(
+            "gate.joint_margin is 0, which switches the joint limits off, but the machine does not say that it is a "
+            "simulation (simulated = True): leave it out, or give wider position limits in the specification"
+        )
     for i, at in enumerate(spec.layout.position):
         name = spec.layout.measured[at]
         if kind == "acceleration" and not limits.brake[i : i + 1] > (0.0,):
@@ -270,12 +289,13 @@ def check_stops_are_known(spec: ControlSpec, limits: GateLimits, kind: str | Non
                 "limits"
             )
         numbers = (*limits.stop_lag_s[i : i + 1], *limits.deceleration[i : i + 1])
-        if not simulated and not any(number < math.inf for number in numbers):
+        if not any(number < math.inf for number in numbers):
             raise SpecError(
                 f"it is not declared how {name} stops: give the machine's class `stopping` with `lag_s`, the seconds "
                 "at its speed for which a joint goes on after the neutral command (or `serve --stop-lag SECONDS`); "
                 "more than you have seen is careful, less is not. Where commands are forces or torques neutral does "
                 "not stop it, and `stopping` must have `brake` and `deceleration`"
+                + (". As it is a simulation, `--wide-limits` serves it without limits of its joints" * simulated)
             )
 
 

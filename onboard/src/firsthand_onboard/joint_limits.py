@@ -10,8 +10,7 @@ neutral: T is dead time and lag, a the deceleration. Both are declared or measur
 so that a joint approaches its limit no faster than it can stop. k, the speed at full command, is watched.
 
 Where neutral does not stop a joint, `brake` says which share of the command range, opposed to the motion, does: then u
-may become negative. Where that is not declared and a joint does not slow down under neutral either, an opposed command
-is the last resort, and a fault follows as soon as the joint stands.
+may become negative. A machine that declares neither is not served (`check_stops_are_known`).
 """
 
 from __future__ import annotations
@@ -28,17 +27,10 @@ time."""
 UNKNOWN_DEAD_TIME_S = 0.2
 WINDOW = 5
 """Speeds are also taken from positions over this many periods: a velocity that reads too low must not hide motion."""
-UNSTOPPED_S, CREEPING_S = 0.2, 1.0
-"""A joint that has been predicted to pass its limit under neutral for this long does not stop by itself: the second
-where it would pass it within the tolerance, which may be noise."""
-SLOW, STANDING = 0.002, 1e-4
-"""Ranges per second below which a joint is slow, and stands."""
-SETTLE_S, MAX_BRAKING_S = 1.0, 10.0
-"""Braking ends this long after the joint has become slow, and is given up after the second."""
+SLOW = 0.002
+"""Ranges per second below which a joint is slow."""
 CREEP = 0.05
 """The share of all commands that is left where a joint that no channel is known to move stands at its limit."""
-BRAKE_SHARE = 0.7
-"""The share of the command range that brakes a joint of which nobody has declared how it stops."""
 OVERSPEED, OVERSPEED_STEPS = 1.25, 3
 """A joint faster than this multiple of its highest speed, in this many measurements in a row, is a fault."""
 
@@ -49,20 +41,14 @@ class JointMemory:
 
     gain: list[float]
     """Highest speed per share of the command range that was seen."""
-    agility: list[float]
-    """Highest acceleration per share of the command range that was seen."""
     effort: list[float]
     """Recent largest share of the command range that drove the joint."""
-    passing: list[int]
-    """For how many steps it has been predicted to pass a limit although its command was neutral."""
     fast: list[int]
     """For how many measurements it has been too fast."""
     history: tuple[tuple[int, list[float], list[float]], ...] = ()
     """When, where and how fast the joints were lately, the newest last."""
     tick: int = 0
     """Counts periods."""
-    unstopped: tuple[int, int, int] = (-1, 0, 0)
-    """A joint that neutral does not stop, -1 for none; for how many steps it has been braked, and been slow."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +77,6 @@ class _Joint:
     deceleration: float
     brake: float
     speed: float
-    declared: bool
 
     @property
     def range(self) -> float:
@@ -103,8 +88,6 @@ class JointLimits:
 
     def __init__(self, spec: ControlSpec, limits: GateLimits) -> None:
         self._period, self._tolerance = spec.period_s, limits.limit_tolerance
-        self._unstopped_steps = max(3, math.ceil(UNSTOPPED_S / spec.period_s))
-        self._creeping_steps = max(5, math.ceil(CREEPING_S / spec.period_s))
         self.active = limits.joint_margin > 0
         layout, box = spec.layout, spec.limits
         velocity = layout.velocity or (-1,) * len(layout.position)
@@ -123,8 +106,8 @@ class JointLimits:
         zeros = [0.0] * len(self.joints)
         counts = [0] * len(self.joints)
         if before is None:
-            return JointMemory(self._gains, zeros, zeros, counts, counts)
-        return JointMemory(before.gain, before.agility, zeros, counts, counts)
+            return JointMemory(self._gains, zeros, counts)
+        return JointMemory(before.gain, zeros, counts)
 
     def __call__(
         self, memory: JointMemory, values: list[float], efforts: list[float], elapsed: int, recovering: bool = False
@@ -136,31 +119,29 @@ class JointLimits:
         """
         if not self.active:
             return Rooms(), memory
-        tick, braking = memory.tick + elapsed, memory.unstopped[0] >= 0
+        tick = memory.tick + elapsed
         positions, speeds, window = [], [], memory.history
         rooms, of_all, fault = [], 1.0, ""
-        gains, agilities, kept_efforts, passing, fast = [], [], [], [], []
+        gains, kept_efforts, fast = [], [], []
         for i, joint in enumerate(self.joints):
             position = values[joint.at]
             rate, slope = self._speed(joint, i, position, values, tick, window)
             positions.append(position)
             speeds.append(rate)
             effort = max(abs(efforts[i]), memory.effort[i] * (1.0 - min(elapsed * self._period / joint.stop_s, 1.0)))
-            gain, agility = memory.gain[i], memory.agility[i]
+            gain = memory.gain[i]
             if abs(efforts[i]) > 0.2:
                 gain = max(gain, abs(rate) / effort)
-                agility = max(agility, abs(self._acceleration(i, rate, tick, window)) / effort)
             gains.append(gain)
-            agilities.append(agility)
             kept_efforts.append(effort)
             # Comparisons are written so that NaN fails them.
             tolerance = self._tolerance * joint.range * (1.0 if joint.driven else 0.5)
-            if not (joint.low - tolerance <= position <= joint.high + tolerance or recovering or braking):
+            if not (joint.low - tolerance <= position <= joint.high + tolerance or recovering):
                 fault = fault or self._describe_outside(joint, position, bool(window))
             acceleration = self._acceleration(i, rate, tick, window)
             gaining = acceleration * joint.dead_time_s if joint.brake == 0 else 0.0
-            up = self._room(joint, joint.high - position, max(rate, slope, rate + gaining), gain, agility)
-            down = self._room(joint, position - joint.low, max(-rate, -slope, -rate - gaining), gain, agility)
+            up = self._room(joint, joint.high - position, max(rate, slope, rate + gaining), gain)
+            down = self._room(joint, position - joint.low, max(-rate, -slope, -rate - gaining), gain)
             if joint.speed < math.inf:
                 soon = rate + acceleration * joint.stop_s
                 up, down = (
@@ -175,19 +156,8 @@ class JointLimits:
             fast.append(memory.fast[i] + 1 if too_fast else 0)
             if fast[i] >= OVERSPEED_STEPS:
                 fault = fault or f"{joint.name} moves at {abs(rate):.3g} per s, faster than its limit {joint.speed:g}"
-            passing.append(self._count_passing(joint, memory.passing[i], position, slope, efforts[i], gain, agility))
-        rooms, unstopped, why = self._brake(memory, rooms, passing, speeds, agilities)
-        memory = JointMemory(
-            gains,
-            agilities,
-            kept_efforts,
-            passing,
-            fast,
-            (*window[-WINDOW + 1 :], (tick, positions, speeds)),
-            tick,
-            unstopped,
-        )
-        return Rooms(rooms, max(of_all, 0.0), fault or why), memory
+        history = (*window[-WINDOW + 1 :], (tick, positions, speeds))
+        return Rooms(rooms, max(of_all, 0.0), fault), JointMemory(gains, kept_efforts, fast, history, tick)
 
     def describe_outside(self, values: list[float]) -> str:
         """One sentence for a joint that stands outside its limits; empty where none does."""
@@ -231,17 +201,14 @@ class JointLimits:
         then, _, earlier = window[0]
         return (rate - earlier[i]) / ((tick - then) * self._period)
 
-    def _distance(self, joint: _Joint, speed: float, gain: float, agility: float) -> float:
+    def _distance(self, joint: _Joint, speed: float) -> float:
         """How far a joint goes on at a speed towards a limit."""
-        distance = speed * joint.stop_s + speed * speed / (2.0 * joint.deceleration)
-        if not joint.declared and agility > 0:  # it may be a mass that stops no faster than it got up to speed
-            distance = max(distance, 2.0 * speed * max(gain, speed) / agility)
-        return distance
+        return speed * joint.stop_s + speed * speed / (2.0 * joint.deceleration)
 
-    def _room(self, joint: _Joint, distance: float, speed: float, gain: float, agility: float) -> float:
+    def _room(self, joint: _Joint, distance: float, speed: float, gain: float) -> float:
         """The share of the command range that may still move a joint towards a limit at `distance`."""
         speed = max(speed, 0.0)
-        left = distance - self._distance(joint, speed, gain, agility)
+        left = distance - self._distance(joint, speed)
         if joint.brake > 0:
             return max(left / joint.margin, -joint.brake)
         room = left / joint.margin
@@ -254,59 +221,6 @@ class JointLimits:
         if joint.brake > 0:
             return max((joint.speed - soon) / (0.2 * joint.speed), -joint.brake)
         return max(min(joint.speed / max(gain, 1e-9), 1.0 - (soon / joint.speed - 1.0) / 0.2), 0.0)
-
-    def _count_passing(
-        self, joint: _Joint, count: int, position: float, rate: float, effort: float, gain: float, agility: float
-    ) -> int:
-        """For how long a joint has been on its way beyond a limit, although it should have been able to stop.
-
-        In steps; those in which it would only pass the limit within the tolerance count less.
-        """
-        if joint.declared or not joint.driven or effort * rate > 0:
-            return 0
-        distance = joint.high - position if rate > 0 else position - joint.low
-        ahead = 0.6 * self._distance(joint, abs(rate), gain, agility)
-        if not ahead > max(distance, 0.0):
-            return 0
-        far = ahead > distance + self._tolerance * joint.range
-        return count + (self._creeping_steps if far else self._unstopped_steps)
-
-    def _brake(
-        self,
-        memory: JointMemory,
-        rooms: list[tuple[float, float]],
-        passing: list[int],
-        speeds: list[float],
-        agilities: list[float],
-    ) -> tuple[list[tuple[float, float]], tuple[int, int, int], str]:
-        """The last resort for a joint that does not slow down under neutral: an opposed command until it stands."""
-        which, steps, slow = memory.unstopped
-        if which < 0:
-            enough = self._unstopped_steps * self._creeping_steps
-            which = next((i for i, count in enumerate(passing) if count >= enough), -1)
-            if which < 0:
-                return rooms, (-1, 0, 0), ""
-        name = self.joints[which].name
-        # Whatever else has not been declared is braked with it: it may be of the same kind.
-        braked = [
-            (joint.range, speed, agility) if joint.driven and not joint.declared else None
-            for joint, speed, agility in zip(self.joints, speeds, agilities)  # noqa: B905 (Python 3.10)
-        ]
-        shares = [abs(b[1]) / b[0] if b else 0.0 for b in braked]
-        slow = slow + 1 if max(shares) <= SLOW else 0
-        stands = (slow >= 3 and max(shares) <= STANDING) or slow * self._period > SETTLE_S
-        now = (which, steps + 1, slow)
-        if stands or steps * self._period > MAX_BRAKING_S:
-            return rooms, now, f"{name} does not slow down at the neutral command: declare how it stops (`brake`)"
-        closed = []
-        for entry in braked:
-            strength, speed = 0.0, 0.0
-            if entry is not None:  # less towards the end, so that the speed falls to zero within a few periods
-                width, speed, agility = entry
-                gentle = max(4.0 * self._period * BRAKE_SHARE * agility, 0.005 * width)
-                strength = BRAKE_SHARE * min(abs(speed) / gentle, 1.0)
-            closed.append((strength, -strength) if speed > 0 else (-strength, strength))
-        return closed, now, ""
 
     def _describe_outside(self, joint: _Joint, position: float, was_inside: bool) -> str:
         limits = f"its limits {joint.low:g} to {joint.high:g}"
@@ -346,7 +260,6 @@ def _prepare(
         deceleration,
         brake,
         limits.speed[i] if limits.speed else math.inf,
-        known,
     )
 
 

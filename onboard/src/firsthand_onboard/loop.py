@@ -161,9 +161,13 @@ class Executor:
         self.machine.neutral()
 
     def _brake(self) -> None:
+        """Neutral while a measurement is missing; where too many are, nobody knows which way to brake."""
+        missing = 0
         try:
             for _ in range(math.ceil(MAX_BRAKING_S / self.spec.period_s)):
-                if not np.isfinite(self.newest).all() or self.gate.is_slow(self.gate_state, self.newest):
+                known = bool(np.isfinite(self.newest).all())
+                missing = 0 if known else missing + 1
+                if missing > self.gate.limits.dropouts or (known and self.gate.is_slow(self.gate_state, self.newest)):
                     break
                 command = self.gate.rest(self.gate_state, self.newest)
                 self.machine.write(command)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .command_check import CommandCheck, CommandLimits
+from .gate_limits import whole_pairs
 from .homing import Homing
 from .machine import MachineError, can_reset, check_machine, check_row, is_simulated, load_machine
 from .machine_lock import lock_machine
@@ -68,7 +69,12 @@ def declared_homing(machine: Any) -> str | None:
 def declared_directions(machine: Any) -> list[tuple[int, int]] | None:
     """The `directions` that a machine declares, as plain numbers; None where it declares none."""
     directions = getattr(machine, "directions", None)
-    return None if directions is None else [(int(joint), int(sign)) for joint, sign in directions]
+    if directions is None:
+        return None
+    try:
+        return whole_pairs(directions)
+    except SpecError as error:
+        raise MachineError(str(error)) from None
 
 
 def declared_stopping(machine: Any) -> dict[str, Any] | None:
@@ -76,6 +82,8 @@ def declared_stopping(machine: Any) -> dict[str, Any] | None:
     stopping = getattr(machine, "stopping", None)
     if stopping is None:
         return None
+    if not isinstance(stopping, dict):
+        raise MachineError(f"stopping is {stopping!r}, but must be a dict with fields such as lag_s")
     return {str(name): np.asarray(value).tolist() for name, value in dict(stopping).items()}
 
 
@@ -164,8 +172,7 @@ class Watchdog:
             self.tripped, self.failure, self.heard = False, "", since_boot()
             self._obey_inputs()
         elif kind == LIMIT:
-            self.check = CommandCheck(CommandLimits.unpack(values), lock_step=self.lock_step)
-            self.check.rest(since_boot())
+            self._limit(values)
             self._answer(number, b"")
         elif kind == INPUTS:
             self._answer(number, self._hindrance(moves=True).encode(errors="replace"))
@@ -177,6 +184,15 @@ class Watchdog:
             self._answer(number, self._call(self._describe))
         else:
             raise ValueError(f"kind {kind} is unknown")
+
+    def _limit(self, values: np.ndarray) -> None:
+        """Once: a loop that has gone wrong must not widen them."""
+        limits, told = CommandLimits.unpack(values), self.check.limits
+        if told is not None and not np.array_equal(told.pack(), limits.pack()):
+            self._trip("the loop told the watchdog other limits than before")
+            return
+        self.check = CommandCheck(limits, lock_step=self.lock_step)
+        self.check.rest(since_boot())
 
     def _write(self, values: np.ndarray) -> None:
         """The first value is when the measurement was taken, the others are the command made from it."""

@@ -176,6 +176,6 @@ def _slices(ends: np.ndarray, rows: int) -> list[slice]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return atomic.read_bytes(path)
+        return atomic.read_bytes(path, None)  # a log may be large
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error

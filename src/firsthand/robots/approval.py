@@ -47,7 +47,8 @@ def require_approval(path: Path, sha256: str, robot_file: Path | None = None) ->
         return
     path = path.resolve()
     if sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"The robot needs a file that you have not named yourself; it is code and would be run:\n  {path}\n"
+        shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(path))
+        print(f"The robot needs a file that you have not named yourself; it is code and would be run:\n  {shown}\n"
               f"  SHA-256 {sha256}", file=sys.stderr)  # fmt: skip
         print("Run it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):

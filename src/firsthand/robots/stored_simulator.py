@@ -45,6 +45,8 @@ def plant_arrays(plant: LearnedPlant) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in named.items()}
 
 
+MAX_BYTES = 1 << 24
+"""A longer description is not read."""
 MAX_STEPS = 10_000
 """Steps that a simulator may look back, and layers."""
 
@@ -73,7 +75,7 @@ class StoredSimulator:
         path = Path(path)
         file = path / DESCRIPTION
         try:
-            content = json.loads(atomic.read_bytes(file))
+            content = json.loads(atomic.read_bytes(file, MAX_BYTES))
         except OSError as error:
             raise UserError(f"cannot read {file}: {atomic.cause(error)}.") from error
         except (ValueError, RecursionError):

@@ -29,6 +29,8 @@ from firsthand.errors import UserError
 from firsthand.runs import checks
 
 MAX_EPISODE = 10**9
+LARGEST = 1 << 30
+"""Larger files of runs and simulators are not read."""
 NUMBERS = frozenset(
     [
         "robot_time_s",
@@ -80,7 +82,7 @@ def cause(error: OSError) -> str:
     """What went wrong, in words for the person who has to put it right."""
     if error.errno == errno.ENOENT and error.filename and Path(os.fsdecode(error.filename)).parent.is_dir():
         return "it is not there"
-    if error.errno in _CAUSES:
+    if error.errno in _CAUSES and not isinstance(error, TooLarge):
         return _CAUSES[error.errno]
     return error.strerror or str(error)
 
@@ -104,12 +106,16 @@ def open_to_read(path: str | os.PathLike[str]) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def read_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
-    """The content of an ordinary file; `limit` is the largest size in bytes that makes sense."""
+class TooLarge(OSError):
+    """A file that nothing here has written: a few bytes on a disk can be a file of any size."""
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int | None = LARGEST) -> bytes:
+    """The content of an ordinary file; `limit` is the largest size in bytes that makes sense. `TooLarge` above that."""
     with open_to_read(path) as file:
         size = os.fstat(file.fileno()).st_size
         if limit is not None and size > limit:
-            raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {limit} make sense", path)
+            raise TooLarge(errno.EFBIG, f"it has {size} bytes, and at most {limit} make sense", path)
         return file.read()
 
 

@@ -1,8 +1,10 @@
 """Sensors that must not be believed, one measurement at a time: what the gate looks at before anything else.
 
 A value that is absurd, a sensor that shows the same while its joint is commanded to move, and a position and velocity
-that contradict each other are faults. A position that leaps counts as missing: a single glitch passes, a lasting one
-becomes a fault like any lost measurement. Every comparison is written so that NaN fails it.
+that contradict each other are faults. A frozen sensor may still flicker: a position that stays where it is while its
+velocity leads away from there, or while nearly all of the command drives it, is a fault, too. A position that leaps
+counts as missing: a single glitch passes, a lasting one becomes a fault like any lost measurement. Every comparison is
+written so that NaN fails it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,14 @@ from enum import Enum
 
 from ..spec import ControlSpec
 from .settings import SignalSettings
+
+CONTRADICTED_SHARE = 0.2
+"""A position that went less far than this share of what its velocity says contradicts it."""
+VELOCITY_SPIKE = 2.0
+"""Of one measurement of a velocity no more change scales count than this: a spike is no contradiction."""
+PUSHED_COMMAND, PUSHED_S, PUSHED_SHARE = 0.75, 1.0, 0.02
+"""A joint that was driven with the first share of its command range, in one direction, for the second, and dead time
+on top, and went less far than the third share of its change scales in this time, is frozen or blocked."""
 
 
 class Verdict(Enum):
@@ -33,8 +43,11 @@ class SensorMemory:
     """For how long, in seconds of full command, each joint was commanded while its sensors showed the same."""
     unmoved_all: float = 0.0
     """The same for the whole measurement and all commands."""
-    same_position: tuple[tuple[int, float], ...] = ()
-    """For how many measurements each position has been the same, and how far its velocity went meanwhile."""
+    ways: tuple[tuple[int, float, float, float], ...] = ()
+    """Per position: for how many measurements its velocity has led in one direction, where it was before, how far away
+    from there it has been since, and how far its velocity went."""
+    pushed: tuple[tuple[float, float], ...] = ()
+    """Per position: for how long it has been driven hard in one direction (negative: down), and where it was before."""
     same_velocity: tuple[tuple[int, float], ...] = ()
     """For how many measurements each velocity has been the same, and how far position and velocity disagree."""
 
@@ -54,8 +67,15 @@ class SensorWatch:
         allowed = [settings.stuck_change_scales * scales.change_scale[at] for at in layout.position]
         frozen = [settings.frozen_s + dead for dead in dead_time_s or (settings.unknown_dead_time_s,) * len(widths)]
         self._joints = list(zip(layout.position, velocity, widths, allowed, frozen))  # noqa: B905
+        self._pushed_s = [PUSHED_S + seconds - settings.frozen_s for seconds in frozen]
+        self._least_ways = [
+            PUSHED_SHARE * scales.change_scale[at] * seconds / spec.period_s
+            for at, seconds in zip(layout.position, self._pushed_s)  # noqa: B905
+        ]
         count = len(self._joints)
-        self._start = SensorMemory((), (0.0,) * count, 0.0, ((0, 0.0),) * count, ((0, 0.0),) * count)
+        self._start = SensorMemory(
+            (), (0.0,) * count, 0.0, ((0, 0.0, 0.0, 0.0),) * count, ((0.0, 0.0),) * count, ((0, 0.0),) * count
+        )
 
     def start(self) -> SensorMemory:
         """Nothing has been measured yet."""
@@ -76,7 +96,7 @@ class SensorWatch:
         if not before:
             return Verdict.GOOD, "", SensorMemory(tuple(values), *self._rest(memory))
         settings, elapsed_s = self.settings, elapsed * self._period
-        unmoved, positions, velocities, whole = [], [], [], True
+        unmoved, ways, pushed, velocities, whole = [], [], [], [], True
         for i, (at, speed_at, width, allowed, frozen_s) in enumerate(self._joints):
             moved = values[at] - before[at]
             speed = fastest = 0.0
@@ -93,30 +113,60 @@ class SensorWatch:
             if not unmoved[i] <= (1.0 - settings.frozen_command) * frozen_s:
                 return Verdict.FAULT, f"{self._names[at]} is frozen: it does not change although commanded", memory
             if speed_at >= 0:
-                for held, entries, which in (
-                    (same, (positions, memory.same_position), at),
-                    (same_speed, (velocities, memory.same_velocity), speed_at),
-                ):
-                    now, then = entries
-                    count, apart = then[i]
-                    count, apart = (count + 1, apart + moved - speed * elapsed_s) if held else (0, 0.0)
-                    if count >= settings.contradicted_steps and not abs(apart) <= allowed:
-                        return Verdict.FAULT, f"{self._names[which]} is stuck: its joint's other sensor moves", memory
-                    now.append((count, apart) if count < settings.stuck_steps else (0, 0.0))
+                ways.append(self._follow(memory.ways[i], before[at], values[at], speed * elapsed_s, allowed))
+                if self._is_contradicted(ways[i], allowed):
+                    return Verdict.FAULT, f"{self._names[at]} is stuck: its joint's other sensor moves", memory
+                count, apart = memory.same_velocity[i]
+                count, apart = (count + 1, apart + moved - speed * elapsed_s) if same_speed else (0, 0.0)
+                if count >= settings.contradicted_steps and not abs(apart) <= allowed:
+                    return Verdict.FAULT, f"{self._names[speed_at]} is stuck: its joint's other sensor moves", memory
+                velocities.append((count, apart) if count < settings.stuck_steps else (0, 0.0))
+            pushed.append(self._push(i, memory.pushed[i], before[at], values[at], efforts[i], elapsed_s))
+            if not abs(pushed[i][0]) <= self._pushed_s[i]:
+                return Verdict.FAULT, f"{self._names[at]} is frozen, or its joint is blocked: it does not move", memory
         everything = memory.unmoved_all + max(effort - settings.frozen_command, 0.0) * elapsed_s if whole else 0.0
         if not everything <= (1.0 - settings.frozen_command) * (settings.frozen_s + self._longest_dead_time()):
             return Verdict.FAULT, "the sensors are frozen: nothing changes although commanded", memory
-        none = self._start.same_position
-        return (
-            Verdict.GOOD,
-            "",
-            SensorMemory(
-                tuple(values), tuple(unmoved), everything, tuple(positions) or none, tuple(velocities) or none
-            ),
+        start = self._start
+        now = SensorMemory(
+            tuple(values),
+            tuple(unmoved),
+            everything,
+            tuple(ways) or start.ways,
+            tuple(pushed),
+            tuple(velocities) or start.same_velocity,
         )
+        return Verdict.GOOD, "", now
+
+    def _follow(
+        self, way: tuple[int, float, float, float], before: float, now: float, travelled: float, allowed: float
+    ) -> tuple[int, float, float, float]:
+        """How far a position has gone, and its velocity, since that has led in this direction; for a while."""
+        count, began, away, total = way
+        if count == 0 or count >= self.settings.stuck_steps or travelled * total < 0:
+            count, began, away, total = 0, before, 0.0, 0.0
+        most = VELOCITY_SPIKE * allowed / self.settings.stuck_change_scales
+        return count + 1, began, max(away, abs(now - began)), total + min(max(travelled, -most), most)
+
+    def _is_contradicted(self, way: tuple[int, float, float, float], allowed: float) -> bool:
+        count, _, away, total = way
+        if count < self.settings.contradicted_steps or not abs(total) - away > allowed:
+            return False
+        return not away > CONTRADICTED_SHARE * abs(total)
+
+    def _push(
+        self, i: int, pushed: tuple[float, float], before: float, now: float, effort: float, elapsed_s: float
+    ) -> tuple[float, float]:
+        """For how long a joint has been driven hard without leaving its place, and where that is."""
+        seconds, place = pushed
+        if not abs(effort) >= PUSHED_COMMAND:
+            return 0.0, now
+        if seconds * effort <= 0 or not abs(now - place) <= self._least_ways[i]:
+            seconds, place = 0.0, before
+        return seconds + math.copysign(elapsed_s, effort), place
 
     def _rest(self, memory: SensorMemory) -> tuple:
-        return memory.unmoved, memory.unmoved_all, memory.same_position, memory.same_velocity
+        return memory.unmoved, memory.unmoved_all, memory.ways, memory.pushed, memory.same_velocity
 
     def _longest_dead_time(self) -> float:
         return max((joint[4] for joint in self._joints), default=math.inf) - self.settings.frozen_s

@@ -38,7 +38,7 @@ from firsthand.training.base_guard import (
 from firsthand.training.bases import Base
 from firsthand.training.learning import as_seen
 from firsthand.training.origin import BaseOrigin
-from firsthand.training.parts import Candidate, NoSupervisor
+from firsthand.training.parts import Candidate, Decision, NoSupervisor
 from firsthand.training.prior import Prior
 
 SETTINGS = preset("fast").with_changes(
@@ -267,6 +267,40 @@ def test_in_a_trial_the_base_runs_most_of_an_episode(learned):
     assert {"tried_error", "alone_error"} <= set(rows[1])
     assert len(records[1].commands) == len(records[0].commands)
     assert made.episode == EPISODES
+
+
+def decided(made: Trainer, trial: int, base_error: float) -> Decision:
+    """What the supervisor decides where the base has this error."""
+    guard = BaseGuard(made.task.spec, NoSupervisor())
+    guard.state = BaseState(0.2, base_error, 100.0, 1, trial=trial)
+    return guard.decide(Candidate(made.state.controller, made.state.dynamics, chosen_by_operator=False), lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("trial", "base_error", "tried"),
+    [(0, 1e3, 1), (0, 1e-6, 1), (1, 1e3, 3), (1, 1e-6, 1), (2, 1e3, 6), (2, 1e-6, 1)],
+)
+def test_a_policy_goes_on_within_an_episode_while_it_is_no_worse_than_the_base(
+    task: Task, base: Base, trial: int, base_error: float, tried: int
+):
+    """Also one that has run whole episodes: what is new in it is asked for first."""
+    made = trainer(task, base)
+    goals = np.linspace(-1.0, 1.0, task.trajectories)[:, None].astype(np.float32)
+    record, found = made._move(decided(made, trial, base_error), goals, None)
+    assert (found, len(record.commands)) == (tried, task.trajectories)
+
+
+def test_parts_of_an_episode_are_one_motion(task: Task, base: Base):
+    """The base's integral goes on where the learned part's trial ends: the trial costs nothing by itself."""
+    made, whole = trainer(task, base), trainer(task, base)
+    goals = np.linspace(-1.0, 1.0, task.trajectories)[:, None].astype(np.float32)
+    parts, _ = made._move(decided(made, 0, 1.0), goals, None)
+    one = whole.robot.run_episode(whole.state.controller, goals)
+    assert parts.memory is not None
+    assert one.memory is not None
+    assert np.abs(one.memory[1:, 0]).min() > 0
+    np.testing.assert_allclose(parts.memory[:, 0], one.memory[:, 0], atol=1e-5)
+    assert not made.robot.goes_on
 
 
 def test_what_is_compared_with_is_an_episode_of_the_base_alone(task: Task, base: Base):

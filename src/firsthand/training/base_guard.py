@@ -155,12 +155,21 @@ class BaseGuard(AbstractSupervisor):
             )
         limit = error_limit(self.settings, self.state.base_peak)
         decision = decision._replace(policy=with_authority(decision.policy, authority, limit))
-        share = self.settings.trials[self.state.trial]
-        if share == 1.0 or not math.isfinite(self.state.base_error) or candidate.chosen_by_operator:
+        if not math.isfinite(self.state.base_error) or candidate.chosen_by_operator:
             return decision
-        # What the model has predicted is for a whole episode of the policy.
-        alone = with_authority(decision.policy, 0.0, limit)
-        return decision._replace(share=share, alone=alone, prediction_holds=False)
+        # A task without a reference has no error to be asked for in mid-episode.
+        follows = math.isfinite(self.state.base_peak)
+        shares = self.settings.trials[: self.state.trial + 1]
+        whole = shares[-1] == 1.0
+        if whole and not follows:
+            return decision
+        return decision._replace(
+            shares=shares if follows else shares[-1:],
+            tolerated=self.settings.tolerance * self.state.base_error if follows else math.inf,
+            alone=with_authority(decision.policy, 0.0, limit),
+            # What the model has predicted is for a whole episode of the policy.
+            prediction_holds=decision.prediction_holds and whole,
+        )
 
     def judge(self, summary: EpisodeSummary, policy: Controller) -> None:
         """Judge what came out, here and inside."""

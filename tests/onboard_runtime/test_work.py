@@ -110,6 +110,45 @@ def test_work_that_was_cut_short_is_not_skipped_in_silence(machine):
         work.wait()
 
 
+def losing(work: WorkClient, lost: set[int], times: int) -> None:
+    """Let chunks of a stream get lost on the way, each so many times."""
+    take, left = work._take_arrived, dict.fromkeys(lost, times)
+
+    def take_arrived() -> None:
+        while work.client.next(0.0) is not None:
+            pass
+        for message in list(work.client.others):
+            index = int(message.body["index"])
+            if left.get(index, 0) > 0:
+                left[index] -= 1
+                work.client.others.remove(message)
+        take()
+
+    work._take_arrived = take_arrived
+
+
+def test_a_chunk_that_is_lost_on_the_way_is_asked_for_again(machine):
+    with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work:
+        losing(work, {1, WAIT_CHUNKS + 2}, 2)  # one in the middle, and the last one
+        work.send(circle(work.start(), 3 * STEPS))
+        assert work.wait() == "the stream of work stopped"
+        chunks = list(work.done())
+        assert [chunk.index for chunk in chunks] == list(range(WAIT_CHUNKS + 3))
+        assert [chunk.gap for chunk in chunks] == [0] * len(chunks)
+        for before, after in itertools.pairwise(chunks):
+            np.testing.assert_array_equal(before.arrays["measured"][-1], after.arrays["measured"][0])
+
+
+def test_a_chunk_that_never_arrives_is_a_gap_and_does_not_hold_up_the_others(machine):
+    with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work:
+        losing(work, {0, 1}, 1000)
+        work.send(circle(work.start(), 3 * STEPS))
+        work.wait()
+        chunks = list(work.done())
+        assert [chunk.index for chunk in chunks] == list(range(2, WAIT_CHUNKS + 3))
+        assert [chunk.gap for chunk in chunks] == [2] + [0] * WAIT_CHUNKS
+
+
 @pytest.mark.parametrize("points", [[[0.0, 1.0], [2.0]], "here", None])
 def test_points_that_are_no_numbers_are_refused_in_a_sentence(machine, points):
     with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work, pytest.raises(WorkRefused, match="finite"):

@@ -147,6 +147,8 @@ class WorkSession:
 
     def _look(self) -> None:
         for chunk in self.client.done():
+            if chunk.gap:
+                self.say(f"{chunk.gap} chunks of work before chunk {chunk.index} were lost on the way to this computer")
             if chunk.ended != "done":
                 self.say(f"work ended: {chunk.ended}")
             if np.asarray(chunk.arrays["valid"]).any():

@@ -28,7 +28,7 @@ from firsthand.logs import read_cycles
 from firsthand.robots.registry import find_robot
 from firsthand.robots.user_file import short_name
 from firsthand.training import Trainer, TrainingConfig
-from firsthand.training.base_guard import BaseGuard
+from firsthand.training.base_guard import BaseGuard, BaseSettings
 from firsthand.training.bases import BASE_EXCITATION
 from firsthand.training.parts import NoSupervisor
 from firsthand.training.prior import Prior
@@ -47,7 +47,9 @@ def run(options: argparse.Namespace, base: Any, found: Any, seed: int, save: Any
     changes = {"excitation.amplitude": BASE_EXCITATION[options.mode], **dict(options.change)}
     config = TrainingConfig.of(options.robot, "fast", episodes=options.episodes, seed=seed, changes=changes)
     robot, spec = found.make(seed=seed), found.task.spec
-    trainer = Trainer(robot, config, prior=Prior(base=base), supervisor=BaseGuard(spec, NoSupervisor()))
+    prior = Prior().on_base(base, spec)
+    guard = BaseGuard(spec, NoSupervisor(), BaseSettings(informed=prior.informs_model))
+    trainer = Trainer(robot, config, prior=prior, supervisor=guard)
     alone, run_episode, records = trainer.state.controller, robot.run_episode, {}
 
     def both(policy: Any, goals: Any, excitation: Any = None) -> Any:

@@ -35,7 +35,7 @@ from firsthand.training.base_guard import (
     judge_with_base,
     with_authority,
 )
-from firsthand.training.bases import Base
+from firsthand.training.bases import Base, Recorded
 from firsthand.training.learning import as_seen
 from firsthand.training.origin import BaseOrigin
 from firsthand.training.parts import Candidate, Decision, NoSupervisor
@@ -259,6 +259,26 @@ def test_a_model_from_logs_is_known_to_the_guard(learned):
         guard = Train(robot="x")._supervisor(robot, None, None, prior)
         assert guard.settings.informed is informed
         assert not prior.has_seen_motion  # random commands stay, small: what the base rejects says nothing of them
+
+
+def test_what_a_robot_did_while_its_base_was_identified_is_learned_from(task: Task, base: Base):
+    rng = np.random.default_rng(0)
+    commands = rng.uniform(-1.0, 1.0, (60, 1)).astype(np.float32)
+    measured = np.concatenate([np.zeros((1, 1)), np.cumsum(0.1 * commands[:-1], axis=0)]).astype(np.float32)
+    joined = np.ones(59, bool)
+    joined[29] = False  # the robot was restarted
+    found = dataclasses.replace(base, recorded=Recorded(measured, commands, joined))
+    prior = Prior().on_base(found, task.spec)
+    assert [log.path for log in prior.logs] == ["identification of the base"]
+    assert prior.informs_model
+    rows = prior.taken[0]
+    assert prior.rows == prior.logs[0].taken == len(rows.states) == 60 - 2 * 2  # a register to fill, and a last row
+    np.testing.assert_allclose(rows.following - rows.states[:, :1], 0.1 * rows.commands, atol=1e-6)
+    inside = dataclasses.replace(found, origin=dataclasses.replace(base.origin, mode="target"))
+    assert not Prior().on_base(inside, task.spec).rows  # those were the commands of the robot inside
+    assert Prior().on_base(None, task.spec) == Prior()
+    again = Prior().on_base(dataclasses.replace(found, recorded=Recorded(measured, commands, joined)), task.spec)
+    assert again.logs == prior.logs
 
 
 def test_in_a_trial_the_base_runs_most_of_an_episode(learned):

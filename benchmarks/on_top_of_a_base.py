@@ -6,6 +6,8 @@
 Seeds that the results have already are left out (`--again` runs them anew), so that a long study can be stopped and
 taken up again.
 
+With `--cycles LOG.npz` the newest policy, and at first the base, follow the work cycles of a log every five episodes.
+
 Before each episode the robot's state is kept, the base runs the same goals alone, and the robot is put back. Prints a
 line per episode, and writes benchmarks/results/on-top-of-a-base-ROBOT-MODE.json after each: errors of the learner and
 of the base, their ratio, authority, and for joints that are tracked the mean absolute error per joint.
@@ -22,10 +24,11 @@ import numpy as np
 
 from firsthand.controllers.bases import find_base
 from firsthand.evaluation import tracking_metrics
+from firsthand.logs import read_cycles
 from firsthand.robots.registry import find_robot
 from firsthand.robots.user_file import short_name
 from firsthand.training import Trainer, TrainingConfig
-from firsthand.training.base_guard import BaseGuard
+from firsthand.training.base_guard import BaseGuard, BaseSettings
 from firsthand.training.bases import BASE_EXCITATION
 from firsthand.training.parts import NoSupervisor
 from firsthand.training.prior import Prior
@@ -44,7 +47,9 @@ def run(options: argparse.Namespace, base: Any, found: Any, seed: int, save: Any
     changes = {"excitation.amplitude": BASE_EXCITATION[options.mode], **dict(options.change)}
     config = TrainingConfig.of(options.robot, "fast", episodes=options.episodes, seed=seed, changes=changes)
     robot, spec = found.make(seed=seed), found.task.spec
-    trainer = Trainer(robot, config, prior=Prior(base=base), supervisor=BaseGuard(spec, NoSupervisor()))
+    prior = Prior().on_base(base, spec)
+    guard = BaseGuard(spec, NoSupervisor(), BaseSettings(informed=prior.informs_model))
+    trainer = Trainer(robot, config, prior=prior, supervisor=guard)
     alone, run_episode, records = trainer.state.controller, robot.run_episode, {}
 
     def both(policy: Any, goals: Any, excitation: Any = None) -> Any:
@@ -54,6 +59,7 @@ def run(options: argparse.Namespace, base: Any, found: Any, seed: int, save: Any
         return run_episode(policy, goals, excitation)
 
     robot.run_episode = both
+    cycles = read_cycles(options.cycles, spec) if options.cycles else ()
     while trainer.episode < options.episodes:
         began = time.monotonic()
         summary = trainer.run_episode()
@@ -69,10 +75,22 @@ def run(options: argparse.Namespace, base: Any, found: Any, seed: int, save: Any
         if isinstance(spec.kinematics, SelectedOutput):
             for name, record in (("", summary.record), ("base_", records["base"])):
                 row[f"{name}joint_errors"] = joint_errors(record, spec.kinematics.indices)
+        if cycles and (summary.episode == 1 or summary.episode % 5 == 0 or summary.episode == options.episodes):
+            row["cycles"] = cycle_errors(robot, trainer.state.controller, cycles)
+            if summary.episode == 1:
+                row["base_cycles"] = cycle_errors(robot, alone, cycles)
         if (doubt := getattr(robot, "doubt", None)) is not None:
             row["doubtful_share"] = float(np.mean(doubt > 1.0))
         print(f"{time.monotonic() - began:6.1f} s ", {k: _short(v) for k, v in row.items()}, flush=True)
         save(row)
+
+
+def cycle_errors(robot: Any, controller: Any, cycles: Any) -> list[float]:
+    """Mean absolute error of each joint over all cycles, on the truth where it is known."""
+    indices = robot.task.spec.kinematics.indices
+    records = robot.follow(controller, cycles)
+    steps = [record.commands.shape[1] for record in records]
+    return np.average([joint_errors(record, indices) for record in records], axis=0, weights=steps).tolist()
 
 
 def _short(value: Any) -> Any:
@@ -97,6 +115,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--change", type=change, nargs="*", default=[], help="settings, such as model.steps=300")
     parser.add_argument("--again", action="store_true", help="run seeds anew that the results have")
+    parser.add_argument("--cycles", type=Path, help="an .npz log whose work cycles are followed now and then")
     options = parser.parse_args()
     file = RESULTS / f"on-top-of-a-base-{short_name(options.robot)}-{options.mode}.json"
     about = {"robot": options.robot, "base": Path(options.base).name, "mode": options.mode}

@@ -1,6 +1,7 @@
 """What `import firsthand as fh` does in one call: train, evaluate, read a run, export its policy."""
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from .runs import RunFolder, provenance
 from .tasks.box import check_goals
 from .training import Callback, FolderRecorder, MemoryRecorder, Trainer, TrainingConfig, TrainingStopped
 from .training import preset as find_preset
-from .training.base_guard import BaseGuard
+from .training.base_guard import BaseGuard, BaseSettings
 from .training.bases import BASE_EXCITATION, Base
 from .training.origin import BaseMode
 from .training.parts import AbstractRecorder, NoSupervisor
@@ -114,9 +115,11 @@ def train(
         config = TrainingConfig(found.name, preset, chosen, count, seed, payload_kg, sensors, base=under.origin)
     else:
         body, config = _prepare(robot, preset, chosen, count, seed, payload_kg, sensors)
-    prior, supervisor = Prior(base=under), None
+    prior, supervisor = Prior().on_base(under, body.task.spec), None
+    config = dataclasses.replace(config, data=prior.logs)
     if under is not None:
-        supervisor = BaseGuard(body.task.spec, NoSupervisor())
+        settings_of_base = BaseSettings(informed=prior.informs_model)
+        supervisor = BaseGuard(body.task.spec, NoSupervisor(), settings_of_base)
     if body.hardware:
         raise UserError(f"{config.robot} moves something real; train it with: firsthand train {config.robot}")
     with contextlib.ExitStack() as stack:

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from firsthand_onboard.base_control import BaseControl, NumpyBase, PIBase
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.jobs import policy_digest
 from firsthand_onboard.kinematics import tracked_output
 from firsthand_onboard.loop import HAND_OVER_S, Executor
 from firsthand_onboard.messages import Refusal
+from firsthand_onboard.numpy_observer import NumpyObserver
+from firsthand_onboard.observer import ObserverParameters, ObserverSettings, register_gain, register_taps
 from firsthand_onboard.policy import NumpyPolicy
 from firsthand_onboard.streams import WAIT_CHUNKS, Stream
 from firsthand_onboard.timing import LockStep
@@ -107,6 +110,45 @@ def test_work_that_was_cut_short_is_not_skipped_in_silence(machine):
         work.wait()
 
 
+def losing(work: WorkClient, lost: set[int], times: int) -> None:
+    """Let chunks of a stream get lost on the way, each so many times."""
+    take, left = work._take_arrived, dict.fromkeys(lost, times)
+
+    def take_arrived() -> None:
+        while work.client.next(0.0) is not None:
+            pass
+        for message in list(work.client.others):
+            index = int(message.body["index"])
+            if left.get(index, 0) > 0:
+                left[index] -= 1
+                work.client.others.remove(message)
+        take()
+
+    work._take_arrived = take_arrived
+
+
+def test_a_chunk_that_is_lost_on_the_way_is_asked_for_again(machine):
+    with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work:
+        losing(work, {1, WAIT_CHUNKS + 2}, 2)  # one in the middle, and the last one
+        work.send(circle(work.start(), 3 * STEPS))
+        assert work.wait() == "the stream of work stopped"
+        chunks = list(work.done())
+        assert [chunk.index for chunk in chunks] == list(range(WAIT_CHUNKS + 3))
+        assert [chunk.gap for chunk in chunks] == [0] * len(chunks)
+        for before, after in itertools.pairwise(chunks):
+            np.testing.assert_array_equal(before.arrays["measured"][-1], after.arrays["measured"][0])
+
+
+def test_a_chunk_that_never_arrives_is_a_gap_and_does_not_hold_up_the_others(machine):
+    with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work:
+        losing(work, {0, 1}, 1000)
+        work.send(circle(work.start(), 3 * STEPS))
+        work.wait()
+        chunks = list(work.done())
+        assert [chunk.index for chunk in chunks] == list(range(2, WAIT_CHUNKS + 3))
+        assert [chunk.gap for chunk in chunks] == [2] + [0] * WAIT_CHUNKS
+
+
 @pytest.mark.parametrize("points", [[[0.0, 1.0], [2.0]], "here", None])
 def test_points_that_are_no_numbers_are_refused_in_a_sentence(machine, points):
     with WorkClient(machine.address, random_policy(SPEC, gain=0.1)) as work, pytest.raises(WorkRefused, match="finite"):
@@ -149,6 +191,87 @@ def test_commands_do_not_jump_where_policies_change():
         np.testing.assert_allclose(after.commands[-1], ended, atol=0.05)
     assert largest[True] < 0.3 * largest[False]
     assert round(HAND_OVER_S / SPEC.period_s) < STEPS
+
+
+def drifting_observer(bias: float) -> NumpyObserver:
+    """An observer that believes its own prediction, which drifts, more than what is measured."""
+    layout = SPEC.layout
+    size, joints = layout.size + layout.num_commands, len(layout.velocity)
+    layers = ((np.zeros((joints, size), np.float32), np.full(joints, bias, np.float32)),)
+    gain = 0.1 * np.asarray(register_gain(SPEC), np.float32)
+    change = np.asarray([SPEC.scales.change_scale[i] for i in layout.velocity], np.float32)
+    scale = np.full(layout.num_measured, 1e3, np.float32)
+    parameters = ObserverParameters(layers, change, gain, np.asarray(register_taps(SPEC), np.float32), scale)
+    return NumpyObserver(SPEC, parameters, ObserverSettings.of(SPEC))
+
+
+def test_an_estimate_goes_on_where_policies_change():
+    """A policy brings an observer of its own, which goes on from the estimate that the one before it saw."""
+    weights = random_policy(SPEC, 0, 0.3)
+    layers = [(weights[f"policy.{i}.weight"], weights[f"policy.{i}.bias"]) for i in range(3)]
+    reference = np.repeat(np.asarray(tracked_output(SPEC, HOME))[None], STEPS + BEYOND, axis=0)
+    jump = {}
+    for hand_over in (False, True):
+        run, observers = executor(), [drifting_observer(0.3), drifting_observer(0.3)]
+        first, second = (NumpyPolicy(SPEC, layers) for _ in range(2))
+        run.follow(first, reference, observer=observers[0], hand_over=hand_over)
+        ended = observers[0].state.copy()
+        assert np.abs(ended - run.state).max() > 0.05  # the estimate is not what is measured
+        after = run.follow(second, reference, observer=observers[1], hand_over=hand_over)
+        jump[hand_over] = np.abs(after.start - ended).max()
+        expected = first(ended, reference[np.asarray((0, *SPEC.preview))])
+        if hand_over:  # the weights are the same: nothing shows that anything was handed over
+            np.testing.assert_allclose(after.commands[0], expected, atol=1e-6)
+    assert jump[True] == 0.0
+    assert jump[False] > 0.05
+
+
+def pi_control(authority: float, gain: float = 0.5) -> BaseControl:
+    ones, speeds = np.ones(2), np.tile(np.asarray([[0.0, 1.0], [0.0, 1.0]]), (2, 1, 1))
+    base = PIBase(gain * ones, 0.5 * ones, np.zeros(2), ones, speeds, speeds)
+    return BaseControl(base, authority, 1e9)
+
+
+def test_what_a_base_has_learned_of_the_robot_goes_on_where_policies_change():
+    weights = random_policy(SPEC, 0, 0.0)
+    layers = [(weights[f"policy.{i}.weight"], weights[f"policy.{i}.bias"]) for i in range(3)]
+    target = np.asarray(tracked_output(SPEC, HOME)) + 0.05
+    reference = np.repeat(target[None], STEPS + BEYOND, axis=0)
+    run = executor()
+    first = NumpyPolicy(SPEC, layers, NumpyBase(SPEC, pi_control(0.2)))
+    run.follow(first, reference, hand_over=True)
+    assert first.base is not None
+    integral, before = first.base.memory[2:4].copy(), first.base.memory.copy()
+    assert np.abs(integral).max() > 1e-3
+    same = NumpyPolicy(SPEC, layers, NumpyBase(SPEC, pi_control(0.5)))  # another authority, the same base
+    after = run.follow(same, reference, hand_over=True)
+    assert after.memory is not None
+    np.testing.assert_array_equal(after.memory[2:4], integral)
+    assert after.memory[-2] == before[-2]  # the error of the last half second
+    other = NumpyPolicy(SPEC, layers, NumpyBase(SPEC, pi_control(0.5, gain=0.6)))
+    again = run.follow(other, reference, hand_over=True)  # another base knows nothing of this one's integral
+    assert again.memory is not None
+    np.testing.assert_array_equal(again.memory[2:4], 0.0)
+
+
+def test_a_learned_part_that_is_handed_over_is_trusted_again_without_a_jump():
+    weights = random_policy(SPEC, 0, 0.0)
+    layers = [(weights[f"policy.{i}.weight"], weights[f"policy.{i}.bias"]) for i in range(3)]
+    layers[-1] = (layers[-1][0], np.full(2, 9.0, np.float32))  # as far from the base as it may go
+    reference = np.repeat(np.asarray(tracked_output(SPEC, HOME))[None], STEPS + BEYOND, axis=0)
+    run = executor()
+    first = NumpyPolicy(SPEC, layers, NumpyBase(SPEC, pi_control(0.5)._replace(error_limit=1e-6)))
+    before = run.follow(first, reference, hand_over=True)
+    assert first.base is not None
+    assert first.base.memory[-1] == 0.0  # taken back within the chunk
+    second = NumpyPolicy(SPEC, layers, NumpyBase(SPEC, pi_control(0.5)))
+    after = run.follow(second, reference, hand_over=True)
+    assert second.base is not None
+    assert second.base.memory[-1] == 1.0
+    fading = round(HAND_OVER_S / SPEC.period_s)
+    commands = np.concatenate([before.commands[-1:], after.commands[: fading + 1]])
+    assert np.abs(np.diff(commands, axis=0)).max() < 2 * 0.5 / fading
+    assert np.abs(commands[-1] - commands[0]).max() > 0.3
 
 
 def test_a_stream_holds_its_last_point_and_then_ends():

@@ -1,5 +1,9 @@
 """A whole work session: a run's policy at work on a machine in processes of its own, with updates in the background."""
 
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,8 +12,14 @@ from firsthand.robots.description import ROBOT_DESCRIPTION
 from firsthand.robots.remote import RemoteRobot
 from firsthand.runs import RunFolder
 from firsthand.training import FolderRecorder, Trainer, TrainingConfig
+from firsthand.training.base_guard import BaseGuard
+from firsthand.training.bases import Base
+from firsthand.training.origin import BaseOrigin
+from firsthand.training.parts import NoSupervisor
+from firsthand.training.prior import Prior
 from firsthand.training.work import WorkSettings
-from firsthand.training.work.session import WorkSession
+from firsthand.training.work.session import WorkSession, newest_state
+from firsthand_onboard.base_control import PIBase
 
 from .processes import Rig, wait_for
 from .test_fleet import SERVE, SPEED, toy_task
@@ -64,3 +74,62 @@ def test_the_policy_of_a_run_learns_from_work(tmp_path, monkeypatch):
         assert left == ["machine", "update"]  # the machine does not wait for an update
     finally:
         machine.end()
+
+
+def toy_pi() -> Base:
+    """A PI controller that knows the toy's speeds."""
+    ones, speeds = np.ones(2), np.tile(np.asarray([[0.0, 1.0], [0.0, 1.0]]), (2, 1, 1))
+    return Base(BaseOrigin("pi"), PIBase(ones, 5.0 * ones, 0.1 * ones, ones, speeds, speeds))
+
+
+@pytest.mark.slow
+def test_work_goes_on_on_top_of_the_base_that_a_run_had(tmp_path):
+    """The base alone first, then both; the operator takes the learned part back in mid-motion."""
+    task, base, said = toy_task(), toy_pi(), list[str]()
+    machine = Rig(tmp_path, *SERVE, simulate=("--speed", str(SPEED)))
+    try:
+        changes = {"model.steps": 5, "excitation.amplitude": 0.0, "observer.use": 2}
+        config = TrainingConfig.of("toy@tcp/127.0.0.1:1", "paper-exact", episodes=1, changes=changes)
+        config = dataclasses.replace(config, base=base.origin)
+        robot = RemoteRobot(machine.address, task, run="before")
+        prior = Prior(base=base)
+        stored = {**config.as_dict(), ROBOT_DESCRIPTION: robot.description().as_dict()}
+        with RunFolder.create(tmp_path / "run", stored, provenance={}, data=prior.files()) as folder:
+            guard = BaseGuard(task.spec, NoSupervisor())
+            Trainer(robot, config, FolderRecorder(folder), prior=prior, supervisor=guard).train()
+        robot.close()
+
+        work = WorkSettings(blocks=1, eager_updates=1, chunks=40, recent_chunks=20, surprise=50.0, better=0.01)
+        with WorkSession(machine.address, tmp_path / "run", task=task, work=work, say=said.append) as session:
+            steps, start = task.steps, session.start()
+            session.send(circle(start, 6 * steps))
+
+            def seen(count: int) -> bool:
+                session.send(circle(start, steps))
+                return len(session.reports) >= count
+
+            wait_for(lambda: seen(1), "a block of the base alone", 300)
+            assert session.reports[0].authority == 0.0
+            wait_for(lambda: any(report.authority > 0 for report in session.reports if seen(1)), "both", 300)
+            memory = [np.asarray(chunk.arrays["memory"]) for chunk in session._chunks]
+            assert all(each.shape == (6,) for each in memory)
+            session.take_back()
+            control = session.learner.controller.policy.control
+            assert control is not None
+            assert float(control.authority) == 0.0
+            count = len(session.reports)
+            wait_for(lambda: seen(count + 2), "the base alone", 300)
+            assert session.reports[-1].authority == 0.0
+            assert session.client.running
+    finally:
+        machine.end()
+
+
+def test_a_base_that_is_a_function_does_not_work_on_a_machine():
+    config = SimpleNamespace(base=BaseOrigin("/home/me/robot.py:controller"))
+    folder = SimpleNamespace(checkpoints=lambda: [1], load_checkpoint=lambda: SimpleNamespace(arrays={}))
+    run: Any = SimpleNamespace(
+        path="runs/before", config=config, folder=folder, description=SimpleNamespace(spec=toy_task().spec)
+    )
+    with pytest.raises(UserError, match=r"on top of /home/me/robot.py:controller, a function, which no machine"):
+        newest_state(run)

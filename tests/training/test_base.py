@@ -35,10 +35,10 @@ from firsthand.training.base_guard import (
     judge_with_base,
     with_authority,
 )
-from firsthand.training.bases import Base
+from firsthand.training.bases import Base, Recorded
 from firsthand.training.learning import as_seen
 from firsthand.training.origin import BaseOrigin
-from firsthand.training.parts import Candidate, NoSupervisor
+from firsthand.training.parts import Candidate, Decision, NoSupervisor
 from firsthand.training.prior import Prior
 
 SETTINGS = preset("fast").with_changes(
@@ -261,12 +261,66 @@ def test_a_model_from_logs_is_known_to_the_guard(learned):
         assert not prior.has_seen_motion  # random commands stay, small: what the base rejects says nothing of them
 
 
+def test_what_a_robot_did_while_its_base_was_identified_is_learned_from(task: Task, base: Base):
+    rng = np.random.default_rng(0)
+    commands = rng.uniform(-1.0, 1.0, (60, 1)).astype(np.float32)
+    measured = np.concatenate([np.zeros((1, 1)), np.cumsum(0.1 * commands[:-1], axis=0)]).astype(np.float32)
+    joined = np.ones(59, bool)
+    joined[29] = False  # the robot was restarted
+    found = dataclasses.replace(base, recorded=Recorded(measured, commands, joined))
+    prior = Prior().on_base(found, task.spec)
+    assert [log.path for log in prior.logs] == ["identification of the base"]
+    assert prior.informs_model
+    rows = prior.taken[0]
+    assert prior.rows == prior.logs[0].taken == len(rows.states) == 60 - 2 * 2  # a register to fill, and a last row
+    np.testing.assert_allclose(rows.following - rows.states[:, :1], 0.1 * rows.commands, atol=1e-6)
+    inside = dataclasses.replace(found, origin=dataclasses.replace(base.origin, mode="target"))
+    assert not Prior().on_base(inside, task.spec).rows  # those were the commands of the robot inside
+    assert Prior().on_base(None, task.spec) == Prior()
+    again = Prior().on_base(dataclasses.replace(found, recorded=Recorded(measured, commands, joined)), task.spec)
+    assert again.logs == prior.logs
+
+
 def test_in_a_trial_the_base_runs_most_of_an_episode(learned):
     made, rows, records = learned
     assert [line.get("learned_share") for line in rows[:2]] == [None, pytest.approx(1 / 6)]
     assert {"tried_error", "alone_error"} <= set(rows[1])
     assert len(records[1].commands) == len(records[0].commands)
     assert made.episode == EPISODES
+
+
+def decided(made: Trainer, trial: int, base_error: float) -> Decision:
+    """What the supervisor decides where the base has this error."""
+    guard = BaseGuard(made.task.spec, NoSupervisor())
+    guard.state = BaseState(0.2, base_error, 100.0, 1, trial=trial)
+    return guard.decide(Candidate(made.state.controller, made.state.dynamics, chosen_by_operator=False), lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("trial", "base_error", "tried"),
+    [(0, 1e3, 1), (0, 1e-6, 1), (1, 1e3, 3), (1, 1e-6, 1), (2, 1e3, 6), (2, 1e-6, 1)],
+)
+def test_a_policy_goes_on_within_an_episode_while_it_is_no_worse_than_the_base(
+    task: Task, base: Base, trial: int, base_error: float, tried: int
+):
+    """Also one that has run whole episodes: what is new in it is asked for first."""
+    made = trainer(task, base)
+    goals = np.linspace(-1.0, 1.0, task.trajectories)[:, None].astype(np.float32)
+    record, found = made._move(decided(made, trial, base_error), goals, None)
+    assert (found, len(record.commands)) == (tried, task.trajectories)
+
+
+def test_parts_of_an_episode_are_one_motion(task: Task, base: Base):
+    """The base's integral goes on where the learned part's trial ends: the trial costs nothing by itself."""
+    made, whole = trainer(task, base), trainer(task, base)
+    goals = np.linspace(-1.0, 1.0, task.trajectories)[:, None].astype(np.float32)
+    parts, _ = made._move(decided(made, 0, 1.0), goals, None)
+    one = whole.robot.run_episode(whole.state.controller, goals)
+    assert parts.memory is not None
+    assert one.memory is not None
+    assert np.abs(one.memory[1:, 0]).min() > 0
+    np.testing.assert_allclose(parts.memory[:, 0], one.memory[:, 0], atol=1e-5)
+    assert not made.robot.goes_on
 
 
 def test_what_is_compared_with_is_an_episode_of_the_base_alone(task: Task, base: Base):

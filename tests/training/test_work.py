@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,13 +13,17 @@ import pytest
 from firsthand.agent import LearnerState
 from firsthand.errors import UserError
 from firsthand.models import Dynamics
+from firsthand.models.function_base import function_base
 from firsthand.optim.rollout import Rollout
 from firsthand.robots import EpisodeRecord
 from firsthand.tasks import Task
 from firsthand.training import preset
+from firsthand.training.base_guard import BaseSettings
 from firsthand.training.work import ChunkStore, WorkLearner, WorkSettings
 from firsthand.training.work.contexts import Choice, Context, choose_context, forecast_error
 from firsthand.training.work.learner import Update
+from firsthand.training.work.standing import Standing, judge_block
+from firsthand_onboard.base_control import NO_LIMIT, BaseControl
 from firsthand_onboard.features import next_state
 from firsthand_onboard.kinematics import tracked_output
 from firsthand_onboard.toy import toy_spec
@@ -186,7 +191,7 @@ def test_a_policy_is_not_called_good_for_a_block_that_another_one_ran(work_task)
     first = learner.contexts[0].state
     learner.take(_record(work_task, 2, 0.1))
     assert learner.adopt(Update(0, first, changed(first)))
-    learner.take(_record(work_task, 2, 0.1), judged=False)  # a part of it was still the old policy's
+    learner.take(_record(work_task, 2, 0.1), ran=0)  # it was still the old policy's
     reports = [learner.take(_record(work_task, 2, 1.0)) for _ in range(2)]
     assert [report.taken_back for report in reports] == [False, True]
     assert same_policy(learner.contexts[0].state, first)
@@ -219,3 +224,107 @@ def test_an_update_gets_each_chunk_once_also_where_the_newest_blocks_fill_the_st
     monkeypatch.setattr(ChunkStore, "buffer", lambda self, n: (seen.append(len(self.chunks)), kept(self, n))[1])
     learner.begin_update()
     assert seen == [0]  # all that is kept is in the newest blocks
+
+
+def push(measurement, reference, state=()):
+    """A base that is a spring."""
+    return 0.5 * (reference - measurement[:1]), state
+
+
+def on_base(task: Task, authority: float = 0.4) -> WorkLearner:
+    control = BaseControl(function_base(push, "push", task.spec), jnp.asarray(authority), jnp.asarray(NO_LIMIT))
+    state = LearnerState.random(task.spec, SETTINGS, seed=0, control=control)
+    options: dict[str, Any] = {"surprise": 1e9, "better": 1e-9}
+    return WorkLearner(task, SETTINGS, state, WorkSettings(**options), block_trajectories=2)
+
+
+def authorities(learner: WorkLearner, *errors: float) -> list[float]:
+    """What the learned part has in blocks with these errors, one after the other."""
+    return [learner.take(with_memory(_record(learner.task, 2, error))).authority for error in errors]
+
+
+def with_memory(record: EpisodeRecord) -> EpisodeRecord:
+    return dataclasses.replace(record, memory=np.asarray([[0.0, 1.0]] * len(record.commands), np.float32))
+
+
+def test_on_a_base_the_learned_part_is_compared_with_it_under_the_same_conditions(work_task):
+    learner = on_base(work_task)
+    assert learner.is_measuring
+    control: Any = learner.controller.policy.control
+    assert float(control.authority) == 0.0
+    # The base alone, then both, whose authority grows while they are no worse than it.
+    assert authorities(learner, 1.0, 1.1, 0.9) == pytest.approx([0.0, 0.4, 0.6])
+    standing = learner.contexts[0].standing
+    assert standing is not None
+    assert standing.base_error == pytest.approx(1.0, rel=0.05)
+    # A block with 1.5 times the base's error: the base alone does the next, and is as bad. So the work was.
+    assert authorities(learner, 1.5, 1.5, 1.5) == pytest.approx([0.9, 0.0, 0.9])
+    # The next time it is not: half the authority, and the last good policy.
+    learner.contexts[0].standing = dataclasses.replace(standing, authority=0.8)
+    good = learner.contexts[0].good
+    assert good is not None
+    learner.contexts[0].state = changed_layers(learner.contexts[0].state)
+    assert authorities(learner, 3.0, 1.0) == pytest.approx([0.8, 0.0])
+    assert same_policy(learner.contexts[0].state, good)
+    assert authorities(learner, 1.0) == pytest.approx([0.4])
+
+
+def changed_layers(state: LearnerState) -> LearnerState:
+    policy = state.policy
+    layers = jax.tree.map(lambda leaf: leaf + 1, policy.layers)
+    return dataclasses.replace(state, policy=dataclasses.replace(policy, layers=layers))
+
+
+def test_an_operator_takes_the_learned_part_back_and_gives_it_again(work_task):
+    learner = on_base(work_task)
+    authorities(learner, 1.0, 1.0)
+    learner.base_alone = True
+    control: Any = learner.controller.policy.control
+    assert float(control.authority) == 0.0
+    assert authorities(learner, 1.0, 1.0, 1.0) == [0.0, 0.0, 0.0]
+    learner.base_alone = False
+    assert authorities(learner, 1.0) == pytest.approx([0.6])  # what it had earned
+
+
+def test_what_the_base_says_of_itself_is_no_praise_of_the_policy(work_task):
+    learner = on_base(work_task)
+    authorities(learner, 1.0)
+    assert learner.contexts[0].good is None
+    authorities(learner, 1.0)
+    assert learner.contexts[0].good is not None
+
+
+def test_an_update_counts_with_the_authority_that_the_learned_part_has(work_task, monkeypatch):
+    learner = on_base(work_task)
+    authorities(learner, 1.0, 1.0)
+    seen: list[Any] = []
+
+    def observe(state, experience):
+        seen.append(state.learner.policy.control)
+        assert experience.memory is not None
+        return state, None
+
+    monkeypatch.setattr(learner, "agent", SimpleNamespace(observe=observe))
+    assert learner.adopt(learner.begin_update()())
+    assert float(seen[0].authority) == pytest.approx(0.6)
+    assert float(seen[0].error_limit) < 10.0
+    assert authorities(learner, 1.0) == pytest.approx([0.6])
+
+
+def test_new_conditions_begin_with_the_base_alone_and_little_authority(work_task):
+    learner = on_base(work_task)
+    authorities(learner, 1.0, 1.0)
+    learner._begin(0)
+    assert learner.is_measuring
+    assert authorities(learner, 1.0, 1.0) == pytest.approx([0.0, 0.2])
+
+
+def test_a_trust_that_was_lost_is_judged_by_what_the_base_has_then():
+    settings = BaseSettings()
+    acting = Standing(0.4, alone=False, base_error=1.0, base_peak=2.0)
+    lost, worse = judge_block(acting, settings, error=1.1, peak=3.0, base_share=0.2)
+    assert (lost.alone, lost.accused, lost.accused_peak, worse) == (True, 1.1, 3.0, False)
+    for peak, authority, guilty in ((2.0, 0.2, True), (2.5, 0.4, False)):
+        after, worse = judge_block(lost, settings, error=1.0, peak=peak, base_share=0.0)
+        assert (after.authority, worse, after.alone) == (authority, guilty, False)
+    assert judge_block(acting, settings, error=math.nan, peak=0.0, base_share=0.0) == (acting, False)

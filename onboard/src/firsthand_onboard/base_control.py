@@ -25,7 +25,7 @@ import numpy as np
 from .arrays import constant, namespace
 from .features import observation
 from .kinematics import chain_points, output_error, tip_jacobian, tracked_output
-from .policy import Layer, check_layers, network_output, policy_command
+from .policy import Layer, RunningBase, check_layers, network_output, policy_command
 from .spec import ControlSpec, PlanarChain, SelectedOutput, SpecError
 
 PREFIX = "base."
@@ -368,6 +368,18 @@ class NumpyBase:
         """The next trajectory of the motion begins."""
         self.memory = np.asarray(self.control.begin(self.spec, np.asarray(state, np.float32), self.memory), np.float32)
 
+    def go_on_from(self, other: RunningBase | None) -> bool:
+        """Go on with the memory of another policy's base, in mid-motion; whether it is the same base.
+
+        What the base has learned of the robot stays, and so does the error of the last half second. The learned part is
+        another one: it is trusted.
+        """
+        if not isinstance(other, NumpyBase) or not _is_same(self.control.base, other.control.base):
+            return False
+        self.memory = other.memory.copy()
+        self.memory[-1] = 1.0
+        return True
+
     def command(self, layers: Sequence[Layer], state: np.ndarray, preview: np.ndarray) -> np.ndarray:
         """The command; the memory moves on."""
         single = np.float32
@@ -375,6 +387,14 @@ class NumpyBase:
         command, memory = self.control.step(self.spec, layers, state, preview, self.memory)
         self.memory = np.asarray(memory, single)
         return np.asarray(command, single)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two bases are of one kind, with the same numbers."""
+    if isinstance(one, tuple):
+        alike = type(one) is type(other) and len(one) == len(other)
+        return alike and all(_is_same(a, b) for a, b in zip(one, other))  # noqa: B905
+    return np.array_equal(one, other)
 
 
 def as_type(value: Any, kind: Any) -> Any:

@@ -213,7 +213,8 @@ class Executor:
         """Follow a given reference: its points, and the preview beyond the last step.
 
         With an observer the policy sees its estimate, which goes on from the trajectory before. With `hand_over` a
-        policy that takes over from another one in mid-motion does so within `HAND_OVER_S`, without a jump.
+        policy that takes over from another one in mid-motion does so within `HAND_OVER_S`, without a jump: it goes on
+        with the estimate that the other one saw, and with what their base remembers.
         """
         spec = self.spec
         low, high = np.asarray(spec.limits.command_low, np.float32), np.asarray(spec.limits.command_high, np.float32)
@@ -230,11 +231,11 @@ class Executor:
             return command if excitation is None else np.clip(command + excitation[step], low, high)
 
         steps = len(reference) - spec.preview[-1]
-        self._start_estimate(observer)
+        self._start_estimate(observer, hand_over)
         seen = self.state if observer is None else observer.state
         memory = None
         if isinstance(policy, NumpyPolicy):  # any function of state and points can be followed; it has no base
-            memory = policy.begin(seen, motion=policy is not self._driving)
+            memory = policy.begin(seen, motion=policy is not self._driving, before=before)
             self._driving = policy
         trajectory = self._run(propose, steps, reference, authority, until, observer)
         return trajectory if memory is None else replace(trajectory, memory=memory)
@@ -270,10 +271,13 @@ class Executor:
 
         return self._run(propose, recovery.steps, None, 1.0, ends, recovering=True)
 
-    def _start_estimate(self, observer: NumpyObserver | None) -> None:
-        """Begin a motion, unless this observer has followed the robot until now."""
+    def _start_estimate(self, observer: NumpyObserver | None, hand_over: bool = False) -> None:
+        """Begin a motion, unless this observer has followed the robot until now, or takes over from one that has."""
         if observer is not None and observer is not self._live:
-            observer.start_motion(self.state)
+            if hand_over and self._live is not None:
+                observer.go_on_from(self._live)
+            else:
+                observer.start_motion(self.state)
         self._live = observer
 
     def _run(

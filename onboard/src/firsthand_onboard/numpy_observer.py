@@ -151,6 +151,12 @@ class NumpyObserver:
         """Begin a motion, or go on after a pause, from what a plain state vector remembers."""
         self.begin(start_motion(self.spec, register).state)
 
+    def go_on_from(self, other: NumpyObserver) -> None:
+        """Go on with the estimate of another observer of the same robot, and with what it has counted in a row."""
+        self.begin(other.state)
+        self.clipped[:], self.missing[:] = other.clipped, other.missing
+        self._is_missing = other._is_missing
+
     def trust(self, measured: np.ndarray) -> np.ndarray:
         """The newest measurement, with what the estimate shows in place of outliers."""
         return trusted_measurement(self.spec, self.parameters, self.settings, self.state, measured)

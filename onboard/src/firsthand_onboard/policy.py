@@ -68,6 +68,10 @@ class RunningBase(Protocol):
     def begin(self, state: np.ndarray) -> None:
         """A trajectory begins."""
 
+    def go_on_from(self, other: RunningBase | None) -> bool:
+        """Go on with another one's memory; whether it is the same base."""
+        ...
+
     def command(self, layers: Sequence[Layer], state: np.ndarray, preview: np.ndarray) -> np.ndarray:
         """The command of base and policy together."""
         ...
@@ -91,10 +95,15 @@ class NumpyPolicy:
             return self.base.command(self.layers, state, preview)
         return self._forward(np.asarray(state, np.float32), np.asarray(preview, np.float32))
 
-    def begin(self, state: np.ndarray, *, motion: bool) -> np.ndarray | None:
-        """A trajectory begins, and with it perhaps a whole motion: what the base then remembers, None without one."""
+    def begin(self, state: np.ndarray, *, motion: bool, before: NumpyPolicy | None = None) -> np.ndarray | None:
+        """A trajectory begins, and with it perhaps a whole motion: what the base then remembers, None without one.
+
+        A policy that takes over from the one `before` it, in mid-motion, goes on with what the same base remembers.
+        """
         if self.base is None:
             return None
+        if before is not None:
+            motion = not self.base.go_on_from(before.base)
         (self.base.restart if motion else self.base.begin)(state)
         return self.base.memory
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,14 @@ from .network import LinkError, Security
 from .signing import SigningKey
 from .streams import MAX_AHEAD, STOPPED
 
+FETCH_TRIES = 3
+"""A chunk that did not arrive is asked for this many times."""
 AHEAD_S = 60.0
 """More work than this does not have to lie ahead."""
 LOOK_S = 0.05
+
+
+GONE = "the machine does not know the stream any more"
 
 
 class WorkRefused(Exception):
@@ -56,6 +61,8 @@ class DoneChunk:
     """Mean distance between tracked output and reference; NaN where nothing happened."""
     policy: str
     """Digest of the policy that ran it (`policy_digest` of its arrays)."""
+    gap: int = 0
+    """How many chunks before this one were lost on their way, and are not kept by the machine any more."""
 
 
 class WorkClient:
@@ -85,6 +92,10 @@ class WorkClient:
         self._arrays, self._sent, self._job, self._number, self._seen = dict(controller), "", "", 0, 0
         self._done: list[DoneChunk] = []
         """Chunks that have come and were not asked for yet."""
+        self._early: dict[int, DoneChunk] = {}
+        """Chunks that have come before one that is missing."""
+        self._gap = 0
+        """Chunks that are lost, since the last one that was not."""
 
     def __enter__(self) -> WorkClient:
         return self
@@ -142,7 +153,7 @@ class WorkClient:
                     raise
 
     def done(self) -> Iterator[DoneChunk]:
-        """What the machine has done since the last call, in order."""
+        """What the machine has done since the last call, in order; `DoneChunk.gap` says where something is missing."""
         self._collect()
         chunks, self._done = self._done, []
         yield from chunks
@@ -151,6 +162,9 @@ class WorkClient:
         """Until the stream has ended; why it has."""
         while self._job and not (why := self._ended()):
             time.sleep(LOOK_S)
+        job = self._status()
+        if job is not None:
+            self._collect(job.count)
         return why if self._job else ""
 
     def close(self) -> None:
@@ -159,16 +173,42 @@ class WorkClient:
             self.client.ask("release", patience_s=0.5, tries=1)
         self.client.close()
 
-    def _collect(self) -> None:
-        """Take the chunks of this stream that have arrived."""
+    def _collect(self, count: int = 0) -> None:
+        """Take the chunks of this stream that have arrived, in order; there are at least `count`.
+
+        One that is missing is asked for: the machine keeps the newest. What it does not keep any more is a gap.
+        """
+        self._take_arrived()
+        while self._seen < max([count, *(index + 1 for index in self._early)]):
+            chunk = self._early.pop(self._seen, None) or self._fetch(self._seen)
+            self._seen += 1
+            if chunk is None:
+                self._gap += 1
+            else:
+                self._done.append(replace(chunk, gap=self._gap))
+                self._gap = 0
+
+    def _take_arrived(self) -> None:
+        """Sort in what has come."""
         while self.client.next(0.0) is not None:
             pass
         arrived, self.client.others[:] = list(self.client.others), []
-        found = [self._chunk(message) for message in arrived if message.body.get("job") == self._job]
-        for chunk in sorted(found, key=lambda chunk: chunk.index):
-            if chunk.index >= self._seen:
-                self._seen = chunk.index + 1
-                self._done.append(chunk)
+        for message in arrived:
+            if message.body.get("job") == self._job:
+                chunk = self._chunk(message)
+                if chunk.index >= self._seen:
+                    self._early[chunk.index] = chunk
+
+    def _fetch(self, index: int) -> DoneChunk | None:
+        """A chunk that did not arrive; None where it is lost."""
+        for _ in range(FETCH_TRIES):
+            answer = self.client.ask("fetch", {"job": self._job, "index": index})
+            self._take_arrived()
+            if index in self._early:
+                return self._early.pop(index)
+            if answer.kind == "refused":  # the machine keeps it no more
+                break
+        return None
 
     def _chunk(self, message: Message) -> DoneChunk:
         sent = read_trajectory(self.spec, message, self.spec.reference.steps)
@@ -190,13 +230,14 @@ class WorkClient:
     def _ended(self) -> str:
         """Why no stream runs; empty while one does."""
         job = self._status()
-        return "the machine does not know the stream any more" if job is None else job.ended
+        return GONE if job is None else job.ended
 
     def _leave_stream(self) -> None:
         """The stream has ended; `WorkRefused` where that was not because its work was done."""
-        why = self._ended()
-        self._collect()
-        self._job = ""
+        job = self._status()
+        why = GONE if job is None else job.ended
+        self._collect(0 if job is None else job.count)
+        self._job, self._early = "", {}
         if why != STOPPED:
             raise WorkRefused(f"the stream ended before its work was done ({why}); what is sent next begins a new one")
 

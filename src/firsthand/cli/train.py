@@ -133,7 +133,7 @@ class Train:
             check_base_alone(config.robot, self.base is not None)
             base = self._find_base(found, config)
             found = found if base is None else base.put_inside(found)
-            prior = dataclasses.replace(gather(found.task.spec, **self._origin()), base=base)
+            prior = gather(found.task.spec, **self._origin()).on_base(base, found.task.spec)
             print_prior(prior)
             config = dataclasses.replace(
                 config, init_from=prior.init, data=prior.logs, base=None if base is None else base.origin

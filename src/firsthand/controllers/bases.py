@@ -42,7 +42,8 @@ def find_base(name: str, mode: BaseMode, found: NamedRobot, *, payload_kg: float
                     "machine; give an exported policy, or --base reference where the machine follows targets by itself."
                 )
             identified = identify_axes(robot, found.task, seed=seed)
-        return Base(BaseOrigin(name, mode, robot_time_s=identified.robot_time_s), pi_base(spec, identified.axes))
+        made = BaseOrigin(name, mode, robot_time_s=identified.robot_time_s)
+        return Base(made, pi_base(spec, identified.axes), identified.recorded)
     if name == "reference":
         base = ReferenceBase()
         try:

@@ -30,6 +30,7 @@ from ..inspection.findings import ChannelFindings
 from ..inspection.plan import usual_minutes
 from ..robots.base import AbstractRobot
 from ..tasks import Task
+from ..training.bases import Recorded
 
 GAIN_FACTORS = (1.0, 1.5, 2.2, 3.3, 5.0)
 """Multiples of the rule's gains to try, in this order."""
@@ -158,6 +159,8 @@ class Identification:
     robot_time_s: float
     processor_time_s: float
     """For the evaluation of what was recorded."""
+    recorded: Recorded | None = None
+    """What the robot did meanwhile."""
 
 
 def identify_axes(robot: AbstractRobot, task: Task, *, seed: int = 0) -> Identification:
@@ -171,7 +174,8 @@ def identify_axes(robot: AbstractRobot, task: Task, *, seed: int = 0) -> Identif
         axis_from_findings(found, inspection.half_range(i), task.spec.period_s)
         for i, found in enumerate(inspection.findings.channels)
     )
-    return Identification(axes, inspection.robot_time_s, taken)
+    seen = Recorded(recorded.before, recorded.commands, recorded.joined[1:])
+    return Identification(axes, inspection.robot_time_s, taken, seen)
 
 
 def episodes_for_tuning(task: Task, factors: int = len(GAIN_FACTORS)) -> int:

@@ -15,6 +15,7 @@ from ..advice import Advice, advise
 from ..agent.settings import option_words
 from ..errors import UserError
 from ..evaluation import Evaluation
+from ..training.origin import IDENTIFICATION
 from ..training.presets import PRESETS
 from ..training.run import Run, StoredEvaluation
 from ..units import Score, Unit, unit_of
@@ -157,6 +158,8 @@ def reproduction(run: Run, episodes: int) -> str:
         words += option_words(config.settings, PRESETS[config.preset])
     if config.init_from is not None:
         words += ["--init-from", config.init_from.path, "--init", config.init_from.parts]
-    if config.data:
-        words += ["--data", *(log.path for log in config.data)]
+    if config.base is not None:
+        words += ["--base", config.base.name, "--base-mode", config.base.mode]
+    files = [log.path for log in config.data if log.path != IDENTIFICATION]
+    words += ["--data", *files] if files else []
     return shlex.join(words)

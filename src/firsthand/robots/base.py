@@ -200,6 +200,8 @@ class AbstractRobot(ABC):
     """Called before motion. Waits while paused, returns whether it did, and may end the episode by an exception."""
     stop_wanted: Callable[[], bool] | None = None
     """Returns whether somebody wants to stop: then interrupted motion is not asked for again."""
+    goes_on: bool = False
+    """Whether the next `run_episode` is a part of the same episode: without a pause, estimate and base go on."""
     horizon: int | None = None
     """Control steps after which a trajectory of an episode ends early; None for the whole one. Some ignore it."""
     neutral_between_motions: bool = False

@@ -65,12 +65,16 @@ def at_rest(plant: AbstractPlant, spec: ControlSpec, position, *, key: PRNGKeyAr
     return plant_state, state
 
 
-def run_trajectories(plant: AbstractPlant, policy, spec: ControlSpec, start, goals, excitation, key: PRNGKeyArray):
+def run_trajectories(
+    plant: AbstractPlant, policy, spec: ControlSpec, start, goals, excitation, key: PRNGKeyArray, carried=None
+):
     """One trajectory after the other, each from where the last ended.
 
-    Returns the end, and starts, y, u, references and truth of every trajectory; with an observer also how often it
-    restarted each entry, and with a base what it remembered at the start, None otherwise. Both begin with the first
-    trajectory; with an observer the starts are its estimates.
+    `carried` is what the controller carries on from trajectories before; by default a motion begins.
+
+    Returns the end, what the controller carries then, and starts, y, u, references and truth of every trajectory; with
+    an observer also how often it restarted each entry, and with a base what it remembered at the start, None otherwise.
+    Both begin with the first trajectory; with an observer the starts are its estimates.
     """
     runs, observer = _split(policy)
 
@@ -89,9 +93,9 @@ def run_trajectories(plant: AbstractPlant, policy, spec: ControlSpec, start, goa
         restarts = None if estimate is None else carry[2][0].restarts - estimate.restarts
         return carry, (seen, measured, commands, points, truth, restarts, memory)
 
-    start = (*start, start_controller(runs, observer, spec, start[1]))
+    start = (*start, start_controller(runs, observer, spec, start[1]) if carried is None else carried)
     end, played = jax.lax.scan(trajectory, start, (goals, excitation, jax.random.split(key, goals.shape[0])))
-    return end[:2], played
+    return end[:2], end[2], played
 
 
 def start_controller(policy, observer, spec: ControlSpec, state) -> tuple[Any, Any]:
@@ -178,6 +182,7 @@ class SimulatedRobot(AbstractRobot):
         self.carries_payload = loaded is not None
         self._loaded, self._fitted = loaded, fitted
         self._key = jax.random.key(np.uint32(seed) ^ np.uint32(0x5EED))
+        self._carried: Any = None
         position = jnp.asarray(task.home, jnp.float32)
         self._now = _rest(plant, task.spec, position, key=self._next_key())
 
@@ -203,7 +208,10 @@ class SimulatedRobot(AbstractRobot):
         targets = jnp.asarray(goals, jnp.float32)
         shape = (targets.shape[0], self.task.steps, self.task.spec.layout.num_commands)
         extra = jnp.asarray(np.zeros(shape, np.float32) if excitation is None else excitation, jnp.float32)
-        self._now, played = _episode(self.plant, policy, self.task.spec, self._now, targets, extra, self._next_key())
+        carried = self._carried if self.goes_on else None
+        self._now, self._carried, played = _episode(
+            self.plant, policy, self.task.spec, self._now, targets, extra, self._next_key(), carried
+        )
         return EpisodeRecord.complete(*played)
 
     def play(self, commands: Float[np.ndarray, "steps commands"]) -> Float[np.ndarray, "steps_and_last measured"]:

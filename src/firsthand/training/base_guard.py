@@ -153,16 +153,23 @@ class BaseGuard(AbstractSupervisor):
                 prediction_holds=False,
                 reason=f"{self.state.go_back}: {then}, with an authority of {100 * authority:.0f} % over the base",
             )
-        limit = NO_LIMIT
-        if math.isfinite(self.state.base_peak):
-            limit = max(self.settings.limit * self.state.base_peak, 1e-6)
+        limit = error_limit(self.settings, self.state.base_peak)
         decision = decision._replace(policy=with_authority(decision.policy, authority, limit))
-        share = self.settings.trials[self.state.trial]
-        if share == 1.0 or not math.isfinite(self.state.base_error) or candidate.chosen_by_operator:
+        if not math.isfinite(self.state.base_error) or candidate.chosen_by_operator:
             return decision
-        # What the model has predicted is for a whole episode of the policy.
-        alone = with_authority(decision.policy, 0.0, limit)
-        return decision._replace(share=share, alone=alone, prediction_holds=False)
+        # A task without a reference has no error to be asked for in mid-episode.
+        follows = math.isfinite(self.state.base_peak)
+        shares = self.settings.trials[: self.state.trial + 1]
+        whole = shares[-1] == 1.0
+        if whole and not follows:
+            return decision
+        return decision._replace(
+            shares=shares if follows else shares[-1:],
+            tolerated=self.settings.tolerance * self.state.base_error if follows else math.inf,
+            alone=with_authority(decision.policy, 0.0, limit),
+            # What the model has predicted is for a whole episode of the policy.
+            prediction_holds=decision.prediction_holds and whole,
+        )
 
     def judge(self, summary: EpisodeSummary, policy: Controller) -> None:
         """Judge what came out, here and inside."""
@@ -178,6 +185,11 @@ class BaseGuard(AbstractSupervisor):
         if self.state.good_episode:
             self._good = recorder.load_policy(self.state.good_episode, self.spec)
         return self.inner.resume(recorder, episode, robot, name)
+
+
+def error_limit(settings: BaseSettings, base_peak: float) -> float:
+    """The error at which the learned part fades out, from the largest that the base has had; none where that is NaN."""
+    return max(settings.limit * base_peak, 1e-6) if math.isfinite(base_peak) else NO_LIMIT
 
 
 def with_authority(controller: Controller, authority: float, error_limit: float) -> Controller:

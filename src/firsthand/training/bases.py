@@ -1,11 +1,15 @@
 """The controller that a run learns on top of: kept in its folder, put under the policy or inside the robot."""
 
 import dataclasses
+import hashlib
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.base_control import (
@@ -18,11 +22,12 @@ from firsthand_onboard.base_control import (
 )
 
 from ..errors import UserError
+from ..logs.base import Log, stretches
 from ..robots.base_file import load_function_base
 from ..robots.registry import NamedRobot
 from ..robots.target import TargetSource
 from ..runs import RunFolder, atomic, packed
-from .origin import BaseMode, BaseOrigin
+from .origin import IDENTIFICATION, BaseMode, BaseOrigin
 
 FILE = "base.safetensors"
 BASE_EXCITATION: dict[BaseMode, float] = {"add": 0.01, "target": 0.01}
@@ -33,12 +38,33 @@ FIRST_AUTHORITY = 0.2
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """What a robot did while its base was identified, one row per control period."""
+
+    measured: Float[np.ndarray, "rows measured"]
+    commands: Float[np.ndarray, "rows commands"]
+    """Applied from this row to the next."""
+    joined: Bool[np.ndarray, " rows-1"]
+    """Whether a row follows the one before it without a gap."""
+
+    def as_log(self, spec: ControlSpec) -> Log:
+        """For the model."""
+        single = [np.asarray(part, np.float32) for part in (self.measured, self.commands)]
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in (*single, self.joined)))
+        refused: Counter[str] = Counter()
+        series = stretches(spec, *single, self.joined, refused)
+        return Log(IDENTIFICATION, digest.hexdigest(), series, len(self.commands), refused)
+
+
+@dataclass(frozen=True)
 class Base:
     """A base, and where it comes from."""
 
     origin: BaseOrigin
     controller: Any
     """The base itself, as `firsthand_onboard.base_control` has them."""
+    recorded: Recorded | None = None
+    """What the robot did while it was identified: no motion is thrown away. None where it was not, and in a run."""
 
     @property
     def control(self) -> BaseControl:

@@ -147,6 +147,12 @@ def read_record(spec: ControlSpec, record: EpisodeRecord) -> tuple[Rollout, Bool
     return rollout, jnp.asarray(commanded & sound[:, :-1] & sound[:, 1:])
 
 
+def measured_error(spec: ControlSpec, record: EpisodeRecord) -> float:
+    """Mean tracking error as measured, over the sound steps; NaN where there is none, or nothing is tracked."""
+    sound = np.asarray(read_record(spec, record)[1])
+    return tracking_metrics(spec, (dataclasses.replace(record, truth=None, valid=sound),)).mean_error
+
+
 def draw_imagined_starts(
     task: Task,
     record: EpisodeRecord,

@@ -25,7 +25,15 @@ from .base_guard import base_metrics
 from .config import TrainingConfig
 from .fleet_guard import fleet_metrics
 from .horizon import Horizon
-from .learning import EpisodeUpdate, Learner, episode_metrics, plan_episode, with_authority_of, with_policy
+from .learning import (
+    EpisodeUpdate,
+    Learner,
+    episode_metrics,
+    measured_error,
+    plan_episode,
+    with_authority_of,
+    with_policy,
+)
 from .parts import (
     AbstractControl,
     AbstractRecorder,
@@ -177,14 +185,30 @@ class Trainer:
 
     def _move(self, decision: Decision, goals: np.ndarray, excitation: np.ndarray | None) -> tuple[EpisodeRecord, int]:
         """The episode, and how many of its trajectories ran the policy that was decided on: the first ones."""
-        tried = max(round(decision.share * len(goals)), 1)
-        if decision.alone is None or tried == len(goals) or self.robot.members:
-            return self.robot.run_episode(decision.policy, goals, excitation), len(goals)
-        first, rest = slice(tried), slice(tried, None)
-        records = [
-            self.robot.run_episode(policy, goals[part], None if excitation is None else excitation[part])
-            for policy, part in ((decision.policy, first), (decision.alone, rest))
-        ]
+        whole = len(goals)
+        if decision.alone is None or self.robot.members:
+            return self.robot.run_episode(decision.policy, goals, excitation), whole
+        records: list[EpisodeRecord] = []
+
+        def run(policy: Controller, until: int) -> None:
+            done = sum(len(record.commands) for record in records)
+            if until > done:
+                part = slice(done, until)
+                self.robot.goes_on = done > 0
+                records.append(
+                    self.robot.run_episode(policy, goals[part], None if excitation is None else excitation[part])
+                )
+
+        tried = 0
+        try:
+            for share in decision.shares:
+                if tried and measured_error(self.task.spec, EpisodeRecord.join(records)) > decision.tolerated:
+                    break
+                tried = max(round(share * whole), 1)
+                run(decision.policy, tried)
+            run(decision.alone, whole)
+        finally:
+            self.robot.goes_on = False
         return EpisodeRecord.join(records), tried
 
     def _decide(self) -> Decision:
@@ -196,7 +220,7 @@ class Trainer:
         candidate = Candidate(self._candidate(), self.state.dynamics, self._chosen_by_operator)
         decision = self.supervisor.decide(candidate, self._apply_requests)
         if self._chosen_by_operator:  # perhaps put in place while the supervisor waited: it needs no approval
-            decision = decision._replace(policy=self._candidate(), prediction_holds=True, reason="", share=1.0)
+            decision = decision._replace(policy=self._candidate(), prediction_holds=True, reason="", alone=None)
             if not candidate.chosen_by_operator:
                 self.robot.run_alike()
         if decision.reason:

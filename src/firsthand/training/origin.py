@@ -59,6 +59,10 @@ class BaseOrigin:
             raise UserError(f"base-mode is {self.mode!r}, but must be one of {known}.")
 
 
+IDENTIFICATION = "identification of the base"
+"""Where a log came from that is no file: the robot moved when its base was identified."""
+
+
 @dataclass(frozen=True)
 class TakenLog:
     """A log whose transitions were in the buffer before the first episode."""

@@ -9,6 +9,7 @@ The ones that do nothing are here too. Those that do something have modules of t
 `guard`, `live`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,10 +179,12 @@ class Decision(NamedTuple):
     """Share of the command range; None leaves the robot's as it is."""
     reason: str = ""
     """Why it is not the candidate, for the user; empty where there is nothing to explain."""
-    share: float = 1.0
-    """Share of the episode's trajectories that run it; the others, which come later, run `alone`."""
+    shares: tuple[float, ...] = (1.0,)
+    """Shares of the episode's trajectories, rising: after each but the last it is asked whether it goes on."""
+    tolerated: float = math.inf
+    """It goes on while its tracking error in this episode is at most this."""
     alone: Controller | None = None
-    """What the others run, where `share` is below 1: the base that the policy is learned on top of."""
+    """What the trajectories that it does not run are run by: the base that the policy is learned on top of."""
 
 
 class AbstractSupervisor(ABC):

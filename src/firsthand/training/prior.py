@@ -1,5 +1,6 @@
 """Starting from what is there: another run's model and policy, and logs in the buffer before the first episode."""
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from ..agent import Agent, AgentState, Buffer, Experience, LearnerState, Setting
 from ..agent.model_learning import learn_model
 from ..errors import UserError
 from ..logs import Transitions, read_log
-from ..logs.base import transitions
+from ..logs.base import Log, transitions
 from ..logs.episodes import stored_spec
 from ..robots import EpisodeRecord
 from ..robots.base import neutral
@@ -53,6 +54,17 @@ class Prior:
     """What the user should know about it."""
     base: Base | None = None
     """The controller that the policy is learned on top of."""
+
+    def on_base(self, base: "Base | None", spec: ControlSpec) -> "Prior":
+        """The same on top of a base. The model learns from what the robot did while it was identified, too.
+
+        In target mode that says nothing: the commands were those of the robot inside.
+        """
+        prior = dataclasses.replace(self, base=base)
+        if base is None or base.recorded is None or base.origin.mode == "target":
+            return prior
+        log, rows = _take(base.recorded.as_log(spec), spec)
+        return dataclasses.replace(prior, logs=(*prior.logs, log), taken=(*prior.taken, rows))
 
     @property
     def rows(self) -> int:
@@ -200,16 +212,19 @@ def gather(
     source, weights, notes = _other_run(init_from, init, spec) if init_from is not None else (None, None, ())
     logs, taken = [], []
     for path in data:
-        log = read_log(path, spec, topics=topics)
-        rows, refused = transitions(spec, log)
+        one, rows = _take(read_log(path, spec, topics=topics), spec)
         if not len(rows.states):
-            reasons = ", ".join(f"{count} rows: {reason}" for reason, count in refused.most_common())
+            reasons = ", ".join(f"{count} rows: {reason}" for reason, count in one.refused.items())
             raise UserError(f"nothing in {path} can be used ({reasons or 'it is empty'}).")
-        logs.append(
-            TakenLog(str(path.resolve()), log.sha256, log.rows, len(rows.states), dict(refused.most_common()), log.note)
-        )
+        logs.append(dataclasses.replace(one, path=str(path.resolve())))
         taken.append(rows)
     return Prior(source, weights, tuple(logs), tuple(taken), notes)
+
+
+def _take(log: Log, spec: ControlSpec) -> tuple[TakenLog, Transitions]:
+    """The transitions of a log, and what there is to say about them."""
+    rows, refused = transitions(spec, log)
+    return TakenLog(log.path, log.sha256, log.rows, len(rows.states), dict(refused.most_common()), log.note), rows
 
 
 def _other_run(path: Path, parts: Parts, spec: ControlSpec) -> tuple[InitFrom, Arrays, tuple[str, ...]]:

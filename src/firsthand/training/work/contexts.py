@@ -19,6 +19,7 @@ from ...agent.agent import see_rollout
 from ...models import Dynamics
 from ...optim.rollout import Rollout
 from .chunks import ChunkStore
+from .standing import Standing
 
 FORECAST_STEPS = 12
 """How far ahead models are compared: far enough that a load shows, which in one step is smaller than the noise."""
@@ -47,6 +48,8 @@ class Context:
     """The last state whose policy was no worse than usual."""
     history: list[float] = field(default_factory=list)
     """Newest tracking errors."""
+    standing: Standing | None = None
+    """How far the learned part may go over its base; None without one."""
 
 
 def forecast_error(state: LearnerState, rollout: Rollout, sound: Bool[Array, "trajectories steps"]) -> float:

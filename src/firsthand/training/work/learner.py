@@ -20,9 +20,12 @@ from ...evaluation import tracking_metrics
 from ...models import Controller
 from ...robots import EpisodeRecord
 from ...tasks import Task
-from ..learning import fit_settings, prepare_experience, read_record
+from ..base_guard import BaseSettings, base_metrics, error_limit, with_authority
+from ..bases import FIRST_AUTHORITY
+from ..learning import fit_settings, prepare_experience, read_record, with_authority_of
 from .chunks import Chunk, ChunkStore
 from .contexts import Choice, Context, choose_context, forecast_error
+from .standing import Standing, judge_block
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class WorkReport(NamedTuple):
     """Whether an update should be begun now."""
     taken_back: bool
     """Whether the policy was taken back to the last good one."""
+    authority: float = math.nan
+    """Of the learned part over its base in this block, 0 where the base was alone; NaN without a base."""
 
 
 class Update(NamedTuple):
@@ -97,32 +102,54 @@ class WorkLearner:
         *,
         block_trajectories: int,
         seed: int = 0,
+        on_base: BaseSettings | None = None,
     ) -> None:
-        self.task, self.work = task, work or WorkSettings()
+        """A `state` whose policy stands on a base begins with the authority that it has; `on_base` says how it goes on.
+
+        The base alone runs the first block under each kind of conditions.
+        """
+        self.task, self.work, self.on_base = task, work or WorkSettings(), on_base or BaseSettings()
+        self.base_alone = False
+        """Whether an operator has taken the learned part back: the base is alone until this is false again."""
         self.settings = fit_settings(settings, task)
         self.agent = Agent(task.spec, task.cost, self.settings)
         self.block_trajectories = block_trajectories
         self.seed, self.block, self._names = seed, 0, 1
-        self.contexts: dict[int, Context] = {0: self._context(state)}
+        control = state.policy.control
+        earned = FIRST_AUTHORITY if control is None else float(control.authority)
+        self.contexts: dict[int, Context] = {0: self._context(state, earned)}
         self.current = 0
         self._newest: list[tuple[EpisodeRecord, list[Chunk]]] = []
         """The newest blocks since the conditions changed, and what the store made of them."""
         self._since_update = 0
         self._capacity = (self.work.chunks + self.work.blocks * block_trajectories) * task.steps
 
-    def _context(self, state: LearnerState) -> Context:
+    def _context(self, state: LearnerState, authority: float) -> Context:
         store = ChunkStore(self.task.spec, capacity=self.work.chunks, recent=self.work.recent_chunks)
-        return Context(state, store, self.block, self.block)
+        standing = None if state.policy.control is None else Standing(authority)
+        return Context(state, store, self.block, self.block, standing=standing)
 
     @property
     def controller(self) -> Controller:
         """What the machine should run from the next chunk on."""
-        return self.contexts[self.current].state.controller
+        context = self.contexts[self.current]
+        controller, standing = context.state.controller, context.standing
+        if standing is None:
+            return controller
+        authority = 0.0 if standing.alone or self.base_alone else standing.authority
+        return with_authority(controller, authority, error_limit(self.on_base, standing.base_peak))
 
-    def take(self, record: EpisodeRecord, *, judged: bool = True) -> WorkReport:
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the base alone runs this block, to be compared with: what was learned meanwhile can wait."""
+        standing = self.contexts[self.current].standing
+        return standing is not None and standing.alone
+
+    def take(self, record: EpisodeRecord, *, ran: int | None = None) -> WorkReport:
         """A block of work is done; `record` has `block_trajectories` trajectories.
 
-        `judged` is false where `controller` has not run all of it: that block says nothing about its policy.
+        `controller` has run the last `ran` of them, by default all; where they are less than half of it, the block says
+        nothing about its policy.
         """
         if len(record.commands) != self.block_trajectories:
             raise ValueError(
@@ -133,6 +160,8 @@ class WorkLearner:
         error = tracking_metrics(self.task.spec, (record,)).measured_mean_error
         numbers = sorted(self.contexts)
         missed = [forecast_error(self.contexts[number].state, rollout, sound) for number in numbers]
+        ran = len(record.commands) if ran is None else ran
+        judged = record.part(slice(len(record.commands) - ran, None)) if 2 * ran >= len(record.commands) else None
         choice, at = choose_context(
             [self.contexts[number] for number in numbers],
             numbers.index(self.current),
@@ -152,17 +181,46 @@ class WorkLearner:
             return WorkReport(error, self.current, choice, own, False, False)
         return self._remember(record, rollout, sound, error, own, judged)
 
-    def _remember(self, record: EpisodeRecord, rollout, sound, error: float, missed: float, judged: bool) -> WorkReport:
+    def _remember(
+        self, record: EpisodeRecord, rollout, sound, error: float, missed: float, judged: EpisodeRecord | None
+    ) -> WorkReport:
         context = self.contexts[self.current]
         context.used = self.block
         self._newest = [*self._newest, (record, context.store.add(rollout, sound))][-self.work.blocks :]
         context.usual = _follow(context.usual, missed, 0.2)
-        taken_back = judged and self._judge(context, error)
+        authority, taken_back = self._authority(context), False
+        if judged is not None:
+            own = tracking_metrics(self.task.spec, (judged,)).measured_mean_error
+            if context.standing is not None:
+                taken_back = self._judge_on_base(context, judged, own)
+            if not (taken_back or authority == 0.0):
+                taken_back = self._judge(context, own)
         self._since_update += 1
         eager = context.updates < self.work.eager_updates
         wanted = self.work.blocks if eager else self.work.idle_blocks
         due = len(self._newest) == self.work.blocks and self._since_update >= wanted
-        return WorkReport(error, self.current, Choice.SAME, missed, due, taken_back)
+        return WorkReport(error, self.current, Choice.SAME, missed, due, taken_back, authority)
+
+    def _authority(self, context: Context) -> float:
+        """What the learned part has over its base now; NaN without one."""
+        if context.standing is None:
+            return math.nan
+        return 0.0 if context.standing.alone or self.base_alone else context.standing.authority
+
+    def _judge_on_base(self, context: Context, record: EpisodeRecord, error: float) -> bool:
+        """Compare the learned part with its base; whether it was worse, and was taken back."""
+        standing = context.standing
+        assert standing is not None
+        if self.base_alone and not standing.alone:
+            standing = dataclasses.replace(standing, alone=True)  # the operator's choice is a comparison, too
+        found = base_metrics(self.task.spec, self.controller, record)
+        peak, share = found["largest_window_error"], found["base_share"]
+        context.standing, worse = judge_block(standing, self.on_base, error=error, peak=peak, base_share=share)
+        if worse and context.good is not None:
+            self._take_back(context)
+        elif standing.accused >= 0 and not worse:  # not the policy was worse, but the conditions: what was usual is not
+            context.history, context.error = [], math.nan
+        return worse
 
     def _judge(self, context: Context, error: float) -> bool:
         """Take a policy back that is worse than the one before it; otherwise it counts as good."""
@@ -171,12 +229,7 @@ class WorkLearner:
         if context.good is not None and math.isfinite(context.error) and error > self.work.worse * context.error:
             context.history.append(error)
             if len(context.history) >= 2:  # twice in a row: work differs in difficulty, too
-                good = context.good
-                context.state = dataclasses.replace(
-                    context.state, policy=good.policy, radius=0.5 * context.state.radius, record=good.record
-                )
-                context.history, context.good = [], None
-                context.error = math.nan
+                self._take_back(context)
                 return True
             return False
         context.history = []
@@ -184,9 +237,20 @@ class WorkLearner:
         context.good = context.state
         return False
 
+    @staticmethod
+    def _take_back(context: Context) -> None:
+        """Go on with the last good policy."""
+        good = context.good
+        assert good is not None
+        context.state = dataclasses.replace(
+            context.state, policy=good.policy, radius=0.5 * context.state.radius, record=good.record
+        )
+        context.history, context.good = [], None
+        context.error = math.nan
+
     def _begin(self, nearest: int) -> None:
         """A new context, from the nearest; where there are too many, the one that was not met for longest goes."""
-        fresh = self._context(self.contexts[nearest].state)
+        fresh = self._context(self.contexts[nearest].state, self.on_base.first_authority)
         if len(self.contexts) >= self.work.contexts:
             others = [n for n in self.contexts if n != nearest]
             oldest = min(others, key=lambda n: self.contexts[n].used, default=nearest)
@@ -205,10 +269,16 @@ class WorkLearner:
         buffer = earlier.buffer(self._capacity)
         rng = np.random.Generator(np.random.Philox(key=[self.seed, self.block]))
         state, self._since_update = context.state, 0
+        # The learner counts with the authority that its policy has whenever the base is not alone.
+        standing = context.standing
+        learner = state
+        if standing is not None:
+            limit = error_limit(self.on_base, standing.base_peak)
+            learner = with_authority_of(state, with_authority(state.controller, standing.authority, limit))
 
         def update() -> Update:
             experience = prepare_experience(self.task, self.settings, buffer, record, rng)
-            after, _ = self.agent.observe(AgentState(state, buffer), experience)
+            after, _ = self.agent.observe(AgentState(learner, buffer), experience)
             return Update(number, state, jax.block_until_ready(after.learner))
 
         return update

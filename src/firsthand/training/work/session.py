@@ -10,6 +10,7 @@ Chunks that the machine has done are taken whenever `send` or `look` is called, 
 is computed in a thread of its own, while the machine goes on; its policy is handed over at the next chunk.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,8 +30,10 @@ from ...errors import UserError
 from ...robots.description import spec_difference
 from ...robots.onboard import Arrays, as_record
 from ...robots.remote import RemoteAddress, RemoteRobot, security, signing_key
+from ...robots.user_file import is_robot_file
 from ...runs.pytrees import from_arrays
 from ...tasks import Task
+from ..bases import Base
 from ..run import Run
 from .learner import Update, WorkLearner, WorkReport, WorkSettings
 
@@ -63,8 +66,6 @@ class WorkSession:
             say: told what happens, as sentences.
         """
         at, source = RemoteAddress.parse(address), Run.open(run)
-        if source.config.base is not None:
-            raise UserError(f"{run} has learned on top of a controller, which a work session cannot take over yet.")
         if authority is not None and not 0 < authority <= 1:
             raise UserError(f"authority is {authority:g}, but must be above 0 and at most 1.")
         task = source.find_robot().task if task is None else task
@@ -74,14 +75,15 @@ class WorkSession:
         self.say = say
         authority = _earned(source, at, task) if authority is None else authority
         options = {"authority": authority, "key": signing_key(), "run": f"work-{identity()[:8]}"}
+        block = max(round(BLOCK_S / (task.steps * task.spec.period_s)), 1)
+        self.learner = WorkLearner(task, settings, state, work, block_trajectories=block, seed=source.config.seed)
+        arrays = self.learner.controller.arrays()
+        self._policy = policy_digest(arrays)
         with self._linked():
-            self.client = WorkClient(at.address, state.controller.arrays(), security(), **options)
+            self.client = WorkClient(at.address, arrays, security(), **options)
         if difference := spec_difference(self.client.spec, task.spec):
             self.client.close()
             raise UserError(f"the policy of {run} cannot work on {address}: {difference}.")
-        self._policy = policy_digest(state.controller.arrays())
-        block = max(round(BLOCK_S / (task.steps * task.spec.period_s)), 1)
-        self.learner = WorkLearner(task, settings, state, work, block_trajectories=block, seed=source.config.seed)
         self.reports: list[WorkReport] = []
         """What each block of work showed."""
         self._chunks: list[DoneChunk] = []
@@ -112,6 +114,22 @@ class WorkSession:
             self.client.send(points)
             self._look()
 
+    def take_back(self) -> None:
+        """The base alone drives, from the next chunk on, until `give_back`; what it does is learned from."""
+        self._set_base_alone(True)
+
+    def give_back(self) -> None:
+        """The learned part takes part again, with the authority that it had, once the base was compared with."""
+        self._set_base_alone(False)
+
+    def _set_base_alone(self, alone: bool) -> None:
+        if self.learner.contexts[self.learner.current].standing is None:
+            raise UserError("The run has learned without a base: there is nothing that could drive alone.")
+        self.learner.base_alone = alone
+        with self._linked():
+            self._look()
+            self._hand_over()
+
     def look(self) -> None:
         """Take what the machine has done, and hand over what was learned."""
         with self._linked():
@@ -129,6 +147,8 @@ class WorkSession:
 
     def _look(self) -> None:
         for chunk in self.client.done():
+            if chunk.gap:
+                self.say(f"{chunk.gap} chunks of work before chunk {chunk.index} were lost on the way to this computer")
             if chunk.ended != "done":
                 self.say(f"work ended: {chunk.ended}")
             if np.asarray(chunk.arrays["valid"]).any():
@@ -138,7 +158,7 @@ class WorkSession:
             self._take(block)
         if self._update is not None and self._update.done():
             done, self._update = self._update, None
-            if self.learner.adopt(done.result()):
+            if self.learner.adopt(done.result()) and not self.learner.is_measuring:
                 self._hand_over()
 
     def _split(self) -> tuple[list[DoneChunk], list[DoneChunk]]:
@@ -146,14 +166,15 @@ class WorkSession:
         return self._chunks[:count], self._chunks[count:]
 
     def _take(self, block: list[DoneChunk]) -> None:
-        judged = all(chunk.policy == self._policy for chunk in block)
-        report = self.learner.take(as_record(_alike([chunk.arrays for chunk in block])), judged=judged)
+        newest = itertools.takewhile(lambda chunk: chunk.policy == self._policy, reversed(block))
+        ran = len(list(newest))
+        report = self.learner.take(as_record(_alike([chunk.arrays for chunk in block])), ran=ran)
         self.reports.append(report)
         if report.choice != "same":
             self.say(f"{report.choice} conditions (number {report.context})")
         if report.taken_back:
             self.say("the policy was worse than the one before it, and was taken back")
-        if report.choice != "same" or report.taken_back:
+        if policy_digest(self.learner.controller.arrays()) != self._policy:
             self._hand_over()
         if report.due and self._update is None:
             self._update = self._thread.submit(self.learner.begin_update())
@@ -176,7 +197,13 @@ def newest_state(run: Run) -> LearnerState:
     if not run.folder.checkpoints():
         raise UserError(f"{run.path} has no finished episode, so there is no policy to work with.")
     arrays, prefix = run.folder.load_checkpoint().arrays, "learner."
-    template = LearnerState.random(run.description.spec, run.config.settings, seed=run.config.seed)
+    spec, origin = run.description.spec, run.config.base
+    control = None
+    if origin is not None:
+        if is_robot_file(origin.name):
+            raise UserError(f"{run.path} has learned on top of {origin.name}, a function, which no machine can run.")
+        control = Base.of_run(run.folder, origin, spec).control
+    template = LearnerState.random(spec, run.config.settings, seed=run.config.seed, control=control)
     mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     try:
         return from_arrays(template, mine)

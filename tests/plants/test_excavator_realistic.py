@@ -260,7 +260,9 @@ def test_flows_fluctuate_by_their_size():
 def test_a_wider_dead_band_lets_less_through():
     plant = only("deadband")
     state = plant.reset(POSE)._replace(spool=jnp.full(4, 0.12))
-    narrow, wide = (plant._held(state._replace(dead_band_shift=jnp.full(4, shift))).demand for shift in (-2.0, 2.0))
+    narrow, wide = (
+        plant._hold_slow(state._replace(dead_band_shift=jnp.full(4, shift))).demand for shift in (-2.0, 2.0)
+    )
     dead = np.asarray(plant.parameters.dead_band)
     gains = [
         valve_gain(jnp.full(4, 0.12), jnp.asarray(np.maximum((dead + shift) / dead, 0.005 / dead)), plant.parameters)
@@ -277,7 +279,7 @@ def test_the_oil_warms_over_the_day_and_flows_better():
     assert float(state.oil_temperature_c) == 30.0
     assert float(warm) == pytest.approx(75.0 - 45.0 * np.exp(-8 / 3), abs=0.2)
     state = state._replace(spool=jnp.full(4, 0.9))
-    cold, hot = (plant._held(state._replace(oil_temperature_c=jnp.asarray(t))).demand for t in (30.0, 75.0))
+    cold, hot = (plant._hold_slow(state._replace(oil_temperature_c=jnp.asarray(t))).demand for t in (30.0, 75.0))
     np.testing.assert_allclose(hot / cold, 1.10 / 0.92, rtol=0.03)  # and a dead band that is a little narrower
     steady = only()
     assert float(steady._warmer(steady.reset(POSE).oil_temperature_c)) == 50.0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ SOLO_LOW = (-0.46, -0.68, -0.21, -1.25)
 SOLO_HIGH = (0.72, 0.74, 0.47, 1.70)
 """Speed of each joint moving alone towards lower and higher values, at full command (rad/s, m/s)."""
 SPEED_SHARE = 0.8
-"""References stay below this share of the solo speed: nobody can follow one that asks for more."""
+"""References stay below this share of the solo speed: faster ones cannot be followed."""
 BOX_LOW, BOX_HIGH = (3.5, 0.5), (6.5, 5.0)
 """The workspace of the tip, (x, z) in metres."""
 
@@ -142,6 +143,34 @@ class ExcavatorEvaluation:
         return min(1.0, (self.reach_m - BOX_LOW[0]) / 2)
 
 
+def joint_space(
+    low: tuple[float, ...],
+    high: tuple[float, ...],
+    solo_low: tuple[float, ...],
+    solo_high: tuple[float, ...],
+    *,
+    steps: int,
+    period_s: float,
+) -> dict[str, Any]:
+    """Scales, limits and reference of an arm that measures positions and velocities, with goals in joint space."""
+    positions, speeds = np.asarray([low, high]), np.asarray([solo_low, solo_high])
+    count, speed = len(low), (speeds[1] - speeds[0]) / 2
+    rate_low, rate_high = (SPEED_SHARE * speeds).tolist()
+    return {
+        "scales": Scales(
+            measured_center=(*((positions[0] + positions[1]) / 2).tolist(), *(0.0,) * count),
+            measured_scale=(*((positions[1] - positions[0]) / 2).tolist(), *speed.tolist()),
+            change_scale=(*(speed * period_s).tolist(), *(0.1 * speed).tolist()),
+            error=0.3,
+            preview=0.5,
+        ),
+        "limits": Limits(
+            command_low=(-1.0,) * count, command_high=(1.0,) * count, position_low=low, position_high=high
+        ),
+        "reference": ReferenceSpec(space="position", steps=steps, rate_low=tuple(rate_low), rate_high=tuple(rate_high)),
+    }
+
+
 def excavator_task(
     *,
     trajectories: int = 10,
@@ -154,8 +183,6 @@ def excavator_task(
     limit_weight: float = 0.1,
 ) -> Task:
     """The task of the paper's HEAP experiments: 10 trajectories of 5 s at 25 Hz, tip tracking in the plane."""
-    low, high, slow, fast = (np.asarray(v) for v in (JOINT_LOW, JOINT_HIGH, SOLO_LOW, SOLO_HIGH))
-    speed = (fast - slow) / 2
     period_s = 0.04
     spec = ControlSpec(
         robot="excavator",
@@ -170,23 +197,8 @@ def excavator_task(
         ),
         kinematics=CHAIN,
         preview=preview,
-        scales=Scales(
-            measured_center=(*((low + high) / 2).tolist(), 0.0, 0.0, 0.0, 0.0),
-            measured_scale=(*((high - low) / 2).tolist(), *speed.tolist()),
-            change_scale=(*(speed * period_s).tolist(), *(0.1 * speed).tolist()),
-            error=0.3,
-            preview=0.5,
-        ),
-        limits=Limits(
-            command_low=(-1.0,) * 4, command_high=(1.0,) * 4, position_low=JOINT_LOW, position_high=JOINT_HIGH
-        ),
-        reference=ReferenceSpec(
-            space="position",
-            steps=steps,
-            rate_low=tuple((SPEED_SHARE * slow).tolist()),
-            rate_high=tuple((SPEED_SHARE * fast).tolist()),
-        ),
         policy=PolicyShape(hidden),
+        **joint_space(JOINT_LOW, JOINT_HIGH, SOLO_LOW, SOLO_HIGH, steps=steps, period_s=period_s),
     )
     return Task(
         spec=spec,

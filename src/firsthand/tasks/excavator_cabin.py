@@ -7,10 +7,7 @@ import numpy as np
 from firsthand_onboard import (
     ChainJoint,
     ControlSpec,
-    Limits,
     PolicyShape,
-    ReferenceSpec,
-    Scales,
     SerialChain,
     StateLayout,
 )
@@ -20,7 +17,17 @@ from firsthand_onboard.kinematics import nearest_configuration
 from . import paths
 from .base import EvaluationReference, Task
 from .cost import tracking_cost
-from .excavator import CHAIN, JOINT_HIGH, JOINT_LOW, JOINTS, SOLO_HIGH, SOLO_LOW, SPEED_SHARE, ExcavatorGoals
+from .excavator import (
+    CHAIN,
+    JOINT_HIGH,
+    JOINT_LOW,
+    JOINTS,
+    SOLO_HIGH,
+    SOLO_LOW,
+    SPEED_SHARE,
+    ExcavatorGoals,
+    joint_space,
+)
 
 CABIN_LOW, CABIN_HIGH = -1.2, 1.2
 """How far the cabin may turn, rad."""
@@ -86,8 +93,6 @@ def _slope(speed: float) -> np.ndarray:
 
 def excavator_cabin_task(*, trajectories: int = 10, steps: int = 125, hidden: tuple[int, ...] = (128, 128)) -> Task:
     """Tip tracking in space with cabin and arm; otherwise as `excavator_task`."""
-    low, high, slow, fast = (np.asarray(v) for v in (LOW, HIGH, SLOW, FAST))
-    speed = (fast - slow) / 2
     joints = ("cabin", *JOINTS)
     spec = ControlSpec(
         robot="excavator-cabin",
@@ -102,21 +107,8 @@ def excavator_cabin_task(*, trajectories: int = 10, steps: int = 125, hidden: tu
         ),
         kinematics=CABIN_CHAIN,
         preview=(2, 4, 6, 8, 10, 12, 15, 18),
-        scales=Scales(
-            measured_center=(*((low + high) / 2).tolist(), *(0.0,) * 5),
-            measured_scale=(*((high - low) / 2).tolist(), *speed.tolist()),
-            change_scale=(*(speed * PERIOD_S).tolist(), *(0.1 * speed).tolist()),
-            error=0.3,
-            preview=0.5,
-        ),
-        limits=Limits(command_low=(-1.0,) * 5, command_high=(1.0,) * 5, position_low=LOW, position_high=HIGH),
-        reference=ReferenceSpec(
-            space="position",
-            steps=steps,
-            rate_low=tuple((SPEED_SHARE * slow).tolist()),
-            rate_high=tuple((SPEED_SHARE * fast).tolist()),
-        ),
         policy=PolicyShape(hidden),
+        **joint_space(LOW, HIGH, SLOW, FAST, steps=steps, period_s=PERIOD_S),
     )
     return Task(
         spec=spec,

@@ -167,6 +167,10 @@ class Chambers(NamedTuple):
     bore_hose: Float[Array, "4"]
     rod_hose: Float[Array, "4"]
 
+    def in_bar(self) -> dict[str, Float[Array, "4"]]:
+        """The pressures by name, in bar, as the states of the models have them."""
+        return {name: pressure / BAR for name, pressure in self._asdict().items()}
+
 
 def advance_chambers(
     held: ValveState,

@@ -36,7 +36,7 @@ class Effects(Switches):
 
 EFFECT_NAMES = Effects.names()
 NO_EFFECTS = Effects.none()
-"""What is left is the two-chamber model."""
+"""With all effects off, the two-chamber model remains."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class EffectSizes:
     deadband_s: float = 600.0
     """How slowly it drifts (E)."""
     least_deadband: float = 0.005
-    """What is left of the dead band, of the stroke."""
+    """The remaining dead band, as a share of the stroke."""
     noise: float = 0.015
     """Standard deviation of the flow through each valve, relative (E: 1 to 2 %)."""
     noise_s: float = 0.2

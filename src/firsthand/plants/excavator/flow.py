@@ -48,7 +48,7 @@ class FlowState(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What the four joints feel during one control period."""
+    """The loads on the four joints during one control period."""
 
     start_plus: Float[Array, "4"]
     """Supply pressure at which oil begins to flow for u > 0, Pa."""
@@ -85,7 +85,7 @@ class ExcavatorFlow(AbstractExcavator):
         return self._hold(state, command, self.substeps, lambda s, u, dt: self.substep(s, u, surroundings, dt))
 
     def surroundings(self, state: FlowState) -> Surroundings:
-        """What changes slowly and is therefore computed once per control period."""
+        """Slow quantities, which are computed once per control period."""
         p = self.parameters
         q = state.position
         flow_factor, dead_band_factor, damping_factor = oil_factors(state.oil_temperature_c, p)

@@ -27,7 +27,7 @@ class Pump(NamedTuple):
     """State of the pump and its line."""
 
     flow: Scalar
-    """What it would deliver at its present displacement, l/min."""
+    """Its flow at the present displacement, l/min."""
     sensed: Scalar
     """Load pressure at the pump's end of the load-sensing line, bar."""
 

@@ -1,4 +1,4 @@
-"""What the fidelities have in common: interface, payload, oil temperature, sensors."""
+"""The common part of all fidelities: interface, payload, oil temperature, sensors."""
 
 from abc import abstractmethod
 from collections.abc import Callable

@@ -100,7 +100,7 @@ VARIED = (
     *("knee_plus", "knee_minus", "saturation_plus", "saturation_minus"),
     *("threshold_plus", "threshold_minus", "ramp_plus", "ramp_minus", "pump_flow"),
 )
-"""What differs from machine to machine of one kind; their geometry does not."""
+"""Parameters that differ between machines of one kind. Their geometry does not."""
 
 
 def vary_parameters(parameters: ExcavatorParameters, share: float, seed: int) -> ExcavatorParameters:

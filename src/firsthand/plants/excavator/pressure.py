@@ -1,4 +1,4 @@
-"""The two-chamber pressure model of the excavator arm: slower, more faithful, the one nobody tunes a learner on.
+"""The two-chamber pressure model of the excavator arm: slower and more faithful. No learner is tuned on it.
 
 Each cylinder has a bore and a rod chamber with compressible oil, fed by a compensated inlet edge and emptied through a
 return edge; hoses exchange oil with the chambers through a throttle and so damp the oil column; the arm is the full
@@ -66,7 +66,7 @@ class PressureState(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What is held over one slow step (10 ms)."""
+    """Quantities that are constant over one slow step (10 ms)."""
 
     extends: Bool[Array, "4"]
     """Whether the valve feeds the bore side."""
@@ -115,18 +115,18 @@ class ExcavatorPressure(AbstractExcavator):
     def advance(self, state: PressureState, command: Float[Array, "4"], dt: float) -> PressureState:
         """A short time `dt`; see `AbstractExcavator.advance`."""
         state = state._replace(spool=advance_spool(state.spool, command, dt, self.parameters))
-        return self._fast_step(state, self._held(state), dt)
+        return self._fast_step(state, self._hold_slow(state), dt)
 
     def _slow_step(self, state: PressureState, command: Float[Array, "4"], dt: float) -> PressureState:
         state = state._replace(spool=advance_spool(state.spool, command, dt, self.parameters))
-        held = self._held(state)
+        held = self._hold_slow(state)
         fast = dt / self.fast_steps
         state, _ = jax.lax.scan(
             lambda s, _: (self._fast_step(s, held, fast), None), state, None, length=self.fast_steps
         )
         return state
 
-    def _held(self, state: PressureState) -> Held:
+    def _hold_slow(self, state: PressureState) -> Held:
         p, c = self.parameters, self.chambers
         q, dq, spool = state.position, state.velocity, state.spool
         flow_factor, dead_band_factor, damping_factor = oil_factors(state.oil_temperature_c, p)
@@ -173,11 +173,4 @@ class ExcavatorPressure(AbstractExcavator):
         supply = supply_pressure(held.demand, start, held.ramp, p)
         now = Chambers(bore, rod, state.bore_hose * BAR, state.rod_hose * BAR)
         after, _ = advance_chambers(held, now, start, supply, speed, dt, p, c)
-        return state._replace(
-            position=q,
-            velocity=dq,
-            bore=after.bore / BAR,
-            rod=after.rod / BAR,
-            bore_hose=after.bore_hose / BAR,
-            rod_hose=after.rod_hose / BAR,
-        )
+        return state._replace(position=q, velocity=dq, **after.in_bar())

@@ -76,12 +76,12 @@ class RealisticState(NamedTuple):
     spool: Float[Array, "4"]
     """Spool positions in [-1, 1]."""
     plays: Float[Array, "3 4"]
-    """What the spools' hysteresis remembers."""
+    """The state of the spools' hysteresis."""
     pump: Pump
     supply: Scalar
     """Supply pressure."""
     flow: Float[Array, "4"]
-    """What the pump gives each cylinder, l/min."""
+    """The pump's flow to each cylinder, l/min."""
     fluctuation: Float[Array, "4"]
     """Of the flows, in standard deviations."""
     dead_band_shift: Float[Array, "4"]
@@ -98,7 +98,7 @@ class RealisticState(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What is held over one slow step (10 ms)."""
+    """Quantities that are constant over one slow step (10 ms)."""
 
     extends: Bool[Array, "4"]
     """Whether the valve feeds the bore side."""
@@ -135,7 +135,7 @@ class Contact(NamedTuple):
 
 
 class AbstractGround(eqx.Module):
-    """What pushes at the shovel's tip."""
+    """The external force at the shovel's tip."""
 
     @abstractmethod
     def force(self, tip: Float[Array, "2"], velocity: Float[Array, "2"]) -> SoilForce:
@@ -158,7 +158,7 @@ class ExcavatorRealistic(AbstractExcavator):
     fast_steps: int = eqx.field(default=5, static=True)
     """Per slow step: pressures and motion."""
     ground: AbstractGround | None = None
-    """What the shovel touches; None in the air."""
+    """The soil that the shovel touches; None in the air."""
 
     def without(self, *names: str) -> "ExcavatorRealistic":
         """The same machine with these effects switched off."""
@@ -212,7 +212,7 @@ class ExcavatorRealistic(AbstractExcavator):
     def advance(self, state: RealisticState, command: Float[Array, "4"], dt: float) -> RealisticState:
         """A short time `dt`; see `AbstractExcavator.advance`."""
         state = self._open_valves(state, command, dt)
-        held = self._held(state)
+        held = self._hold_slow(state)
         state = self._feed(state, held, dt)
         return self._sway(state, self._fast_step(state, held, dt), dt)
 
@@ -243,7 +243,7 @@ class ExcavatorRealistic(AbstractExcavator):
 
     def _slow_step(self, state: RealisticState, command: Float[Array, "4"], dt: float) -> RealisticState:
         state = self._open_valves(state, command, dt)
-        held = self._held(state)
+        held = self._hold_slow(state)
         state = before = self._feed(state, held, dt)
         fast = dt / self.fast_steps
         state, _ = jax.lax.scan(
@@ -276,7 +276,7 @@ class ExcavatorRealistic(AbstractExcavator):
         acceleration = jnp.sum(hanging.jacobian * (self._arm(state)[1] - rates), 1) / dt + hanging.drift
         return state._replace(swing=advance_swing(before.swing, acceleration, dt, self.sizes))
 
-    def _held(self, state: RealisticState) -> Held:
+    def _hold_slow(self, state: RealisticState) -> Held:
         p, c, sizes = self.parameters, self.chambers, self.sizes
         q, spool = state.position, state.spool
         flow_factor, dead_band_factor, damping_factor = oil_factors(state.oil_temperature_c, p)
@@ -374,10 +374,7 @@ class ExcavatorRealistic(AbstractExcavator):
         return state._replace(
             position=q,
             velocity=dq,
-            bore=after.bore / BAR,
-            rod=after.rod / BAR,
-            bore_hose=after.bore_hose / BAR,
-            rod_hose=after.rod_hose / BAR,
+            **after.in_bar(),
             supply=supply / BAR,
             flow=flow_in / LITRE_PER_MINUTE,
         )

@@ -95,7 +95,7 @@ def cutting_force(soil: Soil, depth: Float[Array, ""], speed: Float[Array, ""]) 
 
 
 class SoilForce(NamedTuple):
-    """What soil does to the edge, in x and z."""
+    """The soil's force on the edge, in x and z."""
 
     force: Float[Array, "2"]
     """N."""

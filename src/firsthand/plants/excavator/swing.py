@@ -37,12 +37,12 @@ Scalar = Float[Array, ""]
 
 
 class Hanging(NamedTuple):
-    """What the arm feels of a hanging payload."""
+    """The load of a hanging payload on the arm."""
 
     direction: Float[Array, "4"]
     """Jᵀn, m (telescope: 1)."""
     torque: Float[Array, "4"]
-    """What the cylinders must hold besides, N m (telescope: N)."""
+    """Additional load on the cylinders, N m (telescope: N)."""
     jacobian: Float[Array, "2 4"]
     """∂p/∂q."""
     drift: Float[Array, "2"]

@@ -34,7 +34,7 @@ from firsthand.report import style, write_report
 from firsthand.robots.description import ROBOT_DESCRIPTION
 from firsthand.robots.registry import NamedRobot, find_robot
 from firsthand.runs import RunFolder, packed
-from firsthand.runs.checks import read_line, signed_json, signed_line
+from firsthand.runs.packed import read_line, signed_json, signed_line
 from firsthand.training import FolderRecorder, Trainer, TrainingConfig
 from firsthand.training.prior import Prior, gather
 from firsthand.training.run import Run

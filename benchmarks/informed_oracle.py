@@ -87,7 +87,7 @@ def main() -> None:
         followed = compiled_follow(loop, policy, chains.draw(number))
         visited.append(np.asarray(followed.states).reshape(-1, loop.size))
         chains.advance(followed.ends)
-    loop = loop.standardised(np.concatenate(visited))
+    loop = loop.standardise(np.concatenate(visited))
     chains.loop = loop
     flat, unravel = ravel_pytree(policy)
     mean, direction, damping = flat, jnp.zeros_like(flat), jnp.asarray(1e-3)
@@ -96,7 +96,7 @@ def main() -> None:
     if stored.exists():
         with np.load(stored) as arrays:
             flat, mean, best, direction = (jnp.asarray(arrays[name]) for name in ("flat", "mean", "best", "direction"))
-            loop = loop.standardised(arrays["visited"]) if "visited" in arrays else loop
+            loop = loop.standardise(arrays["visited"]) if "visited" in arrays else loop
             damping, step, spent = jnp.asarray(arrays["damping"]), int(arrays["step"]), float(arrays["spent"])
             chains.states, chains.registers = arrays["states"], arrays["registers"]
             chains.loop = loop

@@ -18,7 +18,7 @@ def dynamics(x, u):
 
 
 def residuals(x, u, _):
-    """What the cost is the sum of squares of."""
+    """The residuals of one step; the cost is the sum of their squares."""
     return jnp.concat([x, WEIGHT**0.5 * u])
 
 

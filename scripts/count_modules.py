@@ -3,7 +3,8 @@
     python scripts/count_modules.py [--robot excavator] [--preset fast] [--callers]
 
 Trains two episodes in a temporary folder, as `firsthand train` does, and counts the calls of Python functions in the
-second one by module. What JAX has compiled in the first one is not traced again and does not count. With `--callers`
+second one by module. What JAX has compiled in the first one is not traced again and does not count. Nor do methods
+that `dataclasses` generates, such as `__init__` and `__hash__`: they have no line in any of our files. With `--callers`
 it also prints which function of which other module of ours entered each one.
 """
 
@@ -44,7 +45,8 @@ class Count:
 
     def _profile(self, frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.partition(".")[0] in OURS:
+        generated = frame.f_code.co_filename == "<string>"
+        if event == "call" and name.partition(".")[0] in OURS and not generated:
             self.calls[name] += 1
             caller = _caller(frame)
             if caller.rpartition(":")[0] != name:

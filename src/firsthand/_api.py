@@ -135,7 +135,7 @@ def train(
         try:
             trainer.train()
         except TrainingStopped as stopped:
-            raise UserError(f"{stopped} keep_going=True goes on all the same.") from stopped
+            raise UserError(f"{stopped} keep_going=True continues anyway.") from stopped
     kept = recorder.kept
     return RunResult(
         metrics=recorder.metrics(),

@@ -74,7 +74,7 @@ def advise(lines: Sequence[Mapping[str, Any]]) -> list[Advice]:
 
 
 def no_advice(episodes: int) -> str:
-    """What to say where there is no advice, after this many episodes."""
+    """The text in the place of advice, after this many episodes."""
     return "Nothing stands out." if episodes >= MIN_RECENT else f"Advice begins with episode {MIN_RECENT}."
 
 

@@ -44,7 +44,7 @@ def plane_of(spec: ControlSpec, outputs: np.ndarray) -> np.ndarray:
 
 
 def output_names(spec: ControlSpec) -> tuple[str, ...]:
-    """What each coordinate of the tracked output is called."""
+    """Names of the tracked output's coordinates."""
     if isinstance(spec.kinematics, SelectedOutput):
         return tuple(spec.layout.measured[i].replace(".", " ") for i in spec.kinematics.indices)
     if spec.num_outputs == len("xz"):
@@ -54,7 +54,7 @@ def output_names(spec: ControlSpec) -> tuple[str, ...]:
 
 
 def axis_labels(spec: ControlSpec, unit: str) -> tuple[str, str]:
-    """What the axes of such a picture are."""
+    """The axes of such a picture."""
     if not isinstance(spec.kinematics, SelectedOutput):
         return f"x ({unit})", f"z ({unit})"
     names = [spec.layout.measured[i].replace(".", " ") for i in spec.kinematics.indices]

@@ -1,4 +1,4 @@
-"""Ctrl-C as a question that is asked now and then, instead of an exception that may come anywhere."""
+"""Ctrl-C as a flag to poll, instead of an exception that may be raised anywhere."""
 
 import signal
 import threading

@@ -33,9 +33,9 @@ class Standstill(NamedTuple):
     """Why a run no longer learns."""
 
     reason: str
-    """What was seen, as a clause."""
+    """The observation, as a clause."""
     remedy: str
-    """What to try next, as a sentence."""
+    """The remedy to try next, as a sentence."""
 
     def __str__(self) -> str:
         return f"Learning has stopped: {self.reason}. {self.remedy}"

@@ -54,9 +54,9 @@ class Score:
     key: str
     """Its field in metrics.jsonl."""
     name: str
-    """For people."""
+    """Its name for people."""
     short: str
-    """For people in a hurry."""
+    """Its short name."""
     unit: Unit
     """Its unit."""
 

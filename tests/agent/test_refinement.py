@@ -99,7 +99,8 @@ def test_a_step_is_that_of_the_optimiser_with_these_settings(float64, toy):
     [(0, 1.0, 1.0, 1.0), (1, 20.0, 1.0, 1.5), (1, 1e4, 100.0, 1e4), (4, 100.0, 10.0, 100.0), (10, 9.0, 9.0, 9.0)],
 )
 def test_weighted_cost_ignores_one_odd_trajectory_but_not_several(scalar_task, failed, factor, least, most):
-    """One trajectory that goes wrong is no surprise; one that fails badly, four that fail, or all doing worse are."""
+    """One trajectory that goes wrong is not a surprise; one that fails badly, four that fail, or all doing worse
+    are."""
     steps = scalar_task.steps
     error = jnp.asarray(np.where(np.arange(10) < failed, np.sqrt(factor), 1.0), jnp.float32)
     size, points = scalar_task.spec.layout.size, 1 + len(scalar_task.spec.preview)

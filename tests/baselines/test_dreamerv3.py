@@ -53,7 +53,7 @@ def test_a_cut_or_senseless_frame_is_told(sent, says):
 
 
 def test_rows_of_another_length_are_told():
-    with pytest.raises(Ended, match="no rows of 3 numbers"):
+    with pytest.raises(Ended, match="not rows of 3 numbers"):
         numbers(bytes(16), 3)
 
 

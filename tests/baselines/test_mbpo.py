@@ -6,7 +6,7 @@ import numpy as np
 from firsthand.plants.linear_quadratic import augmented_system
 from firsthand.plants.probes import DelayedDoubleIntegrator
 from firsthand_lab.baselines.mbpo import Branches, Rounds
-from firsthand_lab.baselines.neural_mpc.learner import joined
+from firsthand_lab.baselines.neural_mpc.learner import join_records
 from firsthand_lab.baselines.view import RobotView
 
 
@@ -38,7 +38,7 @@ def test_with_a_true_model_branches_are_what_the_robot_does(make_probe_task):
     system = augmented_system(plant, delay)
     A, B = (jnp.asarray(m, jnp.float32) for m in (system.A, system.B))
     branches = Branches(task)
-    branches.add(joined(view.records))
+    branches.add(join_records(view.records))
     found = branches.imagine(lambda x, u: A @ x + B @ u, act, 40, 4, np.random.default_rng(0))
     rows = np.concatenate([found[n].reshape(len(found["rewards"]), -1) for n in found], axis=1)
     assert len(rows) == 160
@@ -83,7 +83,7 @@ def test_a_model_that_runs_away_leaves_the_finite_branches(make_probe_task):
         while not view.over:
             view.step(np.zeros(1))
     branches = Branches(task)
-    branches.add(joined(view.records))
+    branches.add(join_records(view.records))
     found = branches.imagine(
         lambda x, u: x + jnp.inf, lambda seen: np.zeros((len(seen), 1)), 20, 3, np.random.default_rng(0)
     )

@@ -157,7 +157,7 @@ def test_the_home_of_nobody(refusal: Callable) -> None:
         ("inspect", "~nobody-of-us/r.py"),
     ):
         said = refusal(*command)
-        assert said == f"{command[1]} cannot be found, because ~nobody-of-us is nobody's home folder."
+        assert said == f"{command[1]} cannot be found, because there is no home folder ~nobody-of-us."
 
 
 def test_options_that_do_not_fit_the_robot(refusal: Callable) -> None:
@@ -415,7 +415,7 @@ def test_no_checkpoint_is_good(firsthand: Firsthand, uninterrupted, tmp_path: Pa
     done = firsthand("train", "excavator", "--out", run, "--resume")
     said = refused(done.returncode, done.stdout, done.stderr)
     assert said.startswith(f"no checkpoint in {run / 'checkpoints'} can be used (")
-    assert f"{EPISODES:06d}.safetensors: it is cut short or is no safetensors file" in said
+    assert f"{EPISODES:06d}.safetensors: it is cut short or is not a safetensors file" in said
     assert tree(run) == before
 
 

@@ -54,7 +54,7 @@ def test_products_with_the_jacobian_equal_derivatives_of_the_whole_run(make_prob
     """Against forward mode through every step at once, on a plant with hidden states (the delay line)."""
     sizes = {"command_limit": LIMIT, "length_scale": LENGTH, "change_weight": CHANGE, "hidden": (6, 6)}
     task = make_probe_task(measured=2, command_memory=1, steps=12, preview=(1, 2), **sizes)
-    loop = Loop.of(DelayedDoubleIntegrator(delay=2), task).standardised(np.random.default_rng(0).normal(size=(9, 4)))
+    loop = Loop.of(DelayedDoubleIntegrator(delay=2), task).standardise(np.random.default_rng(0).normal(size=(9, 4)))
     policy = first_policy(loop)
     weight, bias = policy.layers[0]
     more = 0.3 * jax.random.normal(jax.random.key(5), weight.shape)

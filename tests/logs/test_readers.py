@@ -435,7 +435,7 @@ def test_many_chunks_together_are_bounded_too(
 ) -> None:
     monkeypatch.setattr("firsthand.logs.mcap.MAX_UNPACKED", 1 << 20)
     (tmp_path / "many.mcap").write_bytes(bomb("zstd", 9 << 17, 1 << 20, chunks=4))
-    with pytest.raises(UserError, match=r"that is no log of a robot"):
+    with pytest.raises(UserError, match=r"that is not a log of a robot"):
         read_log(tmp_path / "many.mcap", toy_spec)
 
 

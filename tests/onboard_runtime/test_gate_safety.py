@@ -138,7 +138,7 @@ def test_alternating_commands_come_out_near_zero_and_are_counted():
     assert state.chattered > 90
     assert fault == CHATTER
     assert at == pytest.approx(1.0 / 0.04, abs=4)
-    for _ in range(60):  # a fast but steady change is no chatter, and passes
+    for _ in range(60):  # a fast but steady change is not chatter, and passes
         result = gate(state, np.asarray([0.8]), np.zeros(2))
         state = result.state
     assert state.chattered == 0

@@ -403,9 +403,9 @@ def test_another_machine_at_the_same_address_is_not_moved_with_the_range_of_the_
 
 def test_two_programs_do_not_hear_the_same_stops(program):
     port = split_address(program.address)[1]
-    with pytest.raises(StopUnreachable, match=f"hears the stops of port {port}"):
+    with pytest.raises(StopUnreachable, match=f"listens for stops of port {port}"):
         StopWay(port)
-    with pytest.raises(StopUnreachable, match="nobody hears stops"):
+    with pytest.raises(StopUnreachable, match="nothing listens for stops"):
         send_stop("127.0.0.1", free_port())
     with pytest.raises(StopUnreachable, match="no certificates"):
         send_stop("192.168.1.20", port)

@@ -37,7 +37,7 @@ def test_a_lost_lease_lets_the_trajectory_end_and_nothing_moves_again_by_itself(
     job = finished(again)["job"]
     assert job["ended"] == "the lease ran out"
     assert last_trajectory(again, job).body["ended"] == "done"
-    again.keep_lease(0.05)  # a link that is back is no permission
+    again.keep_lease(0.05)  # a link that is back is not permission
     silent(leased)
     begin(again, SPEC, "armed again", GOALS)
     wait_for(leased.moving, "motion after arming again")

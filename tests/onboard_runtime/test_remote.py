@@ -120,7 +120,7 @@ def test_training_goes_on_after_a_killed_trainer_and_a_killed_onboard_program(fi
 
 
 def test_an_address_where_nobody_is():
-    with pytest.raises(UserError, match="nobody answers"):
+    with pytest.raises(UserError, match="no program answers"):
         make_task(f"tcp/127.0.0.1:{free_port()}")
 
 
@@ -158,7 +158,7 @@ def test_policies_are_signed_where_there_is_a_key(tmp_path, monkeypatch):
 
 
 class Stuck:
-    """A machine that does not move whatever it is told, and is no simulation."""
+    """A machine that does not move whatever it is told, and is not a simulation."""
 
     def __init__(self, measured: np.ndarray) -> None:
         self.measured = measured

@@ -267,7 +267,7 @@ def test_the_second_node_is_waited_for_until_somebody_listens(graph, tmp_path):
     Ros2Machine.standby(spec=str(tmp_path / "spec.json"))
     assert graph.time > 103
     graph.time = 0.0
-    with pytest.raises(MachineError, match="nobody takes commands on /commands within 2 s"):
+    with pytest.raises(MachineError, match="no node takes commands on /commands within 2 s"):
         Ros2Machine.standby(spec=str(tmp_path / "spec.json"), startup_s="2")
 
 

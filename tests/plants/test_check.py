@@ -256,7 +256,7 @@ class WrongNumCommands(Cart):
 
 
 class TooFewCommands(Cart):
-    """Indexing past the end of an array is no error under JAX, but mixing three with two is."""
+    """Indexing past the end of an array is not an error under JAX, but mixing three with two is."""
 
     @property
     def num_commands(self) -> int:

@@ -48,7 +48,7 @@ def test_a_file_is_a_robot_with_a_task(file: Path) -> None:
     [
         ("speed = [0.3]", "speed has 1 entries, but must have 2, one per joint"),
         ("speed = [0.3, -1]", "speed is 0.3, -1, but must be positive"),
-        ('free = ["swng"]', "free names 'swng', which is no joint; did you mean 'swing'?"),
+        ('free = ["swng"]', "free names 'swng', which is not a joint; did you mean 'swing'?"),
         ("position_low = [0.7, -3.0]", "position_low of boom is 0.7, but must be below position_high, which is 0.6"),
         ("period_s = 5", "period_s is 5, but must be positive and below a tenth of trajectory_s"),
         ("perod = 5", "there is no field 'perod'"),

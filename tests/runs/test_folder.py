@@ -316,7 +316,7 @@ def test_no_checkpoint_yet(run: RunFolder) -> None:
         (flip_a_bit, "does not match its SHA-256"),
         (cut, "cut short"),
         (lambda file: file.write_bytes(b""), "it is empty"),
-        (lambda file: file.write_text("hello, this is a text"), "no safetensors file"),
+        (lambda file: file.write_text("hello, this is a text"), "not a safetensors file"),
         (lambda file: (file.unlink(), file.mkdir()), "a folder has that name"),
     ],
 )

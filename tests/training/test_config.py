@@ -8,7 +8,7 @@ import pytest
 
 from firsthand.agent import Settings
 from firsthand.errors import UserError
-from firsthand.runs import atomic
+from firsthand.runs import packed
 from firsthand.training import PRESETS, TrainingConfig, preset
 
 
@@ -16,7 +16,7 @@ from firsthand.training import PRESETS, TrainingConfig, preset
 def test_a_configuration_comes_back_from_its_file(name: str) -> None:
     changes = {"policy_step.eta": 0.25, "model.hidden": (32, 16)}
     config = TrainingConfig.of("excavator", name, episodes=7, seed=3, payload_kg=120.0, changes=changes)
-    text = json.dumps(atomic.plain_values(config.as_dict(), nonfinite="text"))
+    text = json.dumps(packed.plain_values(config.as_dict(), nonfinite="text"))
     assert TrainingConfig.from_dict(json.loads(text)) == config
     assert config.settings == preset(name).with_changes(changes)
 

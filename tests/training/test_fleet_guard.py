@@ -31,7 +31,7 @@ class Machine(RemoteRobot):
         self.looked += 1
         self.asked.set()
         self.may_answer.wait(10.0)
-        raise RobotAway("nobody answers")
+        raise RobotAway("no program answers")
 
     def stop_at_once(self) -> str:
         self.stopped = True

@@ -13,7 +13,8 @@ from firsthand.agent.buffer import Buffer, append
 from firsthand.models import Dynamics, Observer
 from firsthand.tasks import excavator_task
 from firsthand.training import health, preset
-from firsthand.training.health import Health, closed_loop_growth, diagnose, health_metrics
+from firsthand.training.health import Health, closed_loop_growth, diagnose
+from firsthand.training.learning import find_worst, health_metrics
 
 # A program each, instead of one per operation.
 lag_one_correlation = eqx.filter_jit(health.lag_one_correlation)
@@ -104,8 +105,8 @@ def test_too_few_or_vanishing_innovations_have_no_correlation():
 
 
 def test_the_worst_channel_is_named():
-    assert health.find_worst(np.asarray([0.2, -0.7, np.nan]), ("a", "b", "c")) == (-0.7, "b")
-    value, name = health.find_worst(np.asarray([np.nan]), ("a",))
+    assert find_worst(np.asarray([0.2, -0.7, np.nan]), ("a", "b", "c")) == (-0.7, "b")
+    value, name = find_worst(np.asarray([np.nan]), ("a",))
     assert np.isnan(value)
     assert name == ""
 
@@ -259,7 +260,7 @@ def test_metrics_name_channels():
     size = jnp.ones(8).at[5].set(4.0)
     correlation = jnp.full(8, jnp.nan)
     delay = jnp.asarray([0.1, 1.1, jnp.nan, 0.6])
-    line = health_metrics(SPEC, Health(nothing, size, correlation, nothing, nothing, nothing, delay))
+    line = health_metrics(SPEC, Health(nothing, size, correlation, nothing, nothing, nothing, delay, nothing, nothing))
     assert (line["innovation_size"], line["innovation_size_channel"]) == (4.0, SPEC.layout.measured[5])
     assert np.isnan(line["innovation_correlation"])
     assert line["innovation_correlation_channel"] == ""

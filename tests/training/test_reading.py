@@ -23,7 +23,7 @@ from firsthand.robots.approval import approvals_file
 from firsthand.robots.description import ROBOT_DESCRIPTION, RobotDescription
 from firsthand.robots.registry import find_robot, make_task
 from firsthand.runs import RunFolder
-from firsthand.runs.checks import signed_json
+from firsthand.runs.packed import signed_json
 from firsthand.training.run import Run
 from probe_runs import finished_run
 

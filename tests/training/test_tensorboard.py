@@ -30,7 +30,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def line(episode: int, error: float | None) -> dict:
-    return {"episode": episode, "tracking_error": error, "update_accepted": True, "note": "words are no scalars"}
+    return {"episode": episode, "tracking_error": error, "update_accepted": True, "note": "words are not scalars"}
 
 
 def write(folder: Path, *lines: dict) -> None:

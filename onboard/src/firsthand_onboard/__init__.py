@@ -1,4 +1,4 @@
-"""What the learner and the robot must agree on, without JAX: specification, state, kinematics, references, policy."""
+"""The part that learner and robot share, without JAX: specification, state, kinematics, references, policy."""
 
 from .arm_model import ArmModel as ArmModel
 from .numpy_observer import NumpyController as NumpyController

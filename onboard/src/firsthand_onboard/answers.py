@@ -1,7 +1,7 @@
-"""What a robot's answers say, read strictly: what is missing, of the wrong kind or out of range is a `LinkError`.
+"""A robot's answers, read strictly: a value that is missing, of the wrong kind or out of range is a `LinkError`.
 
-An answer may come from a program of another kind or from somebody who wants this one to fail. What is read here can be
-printed, indexed and waited for.
+An answer may come from another kind of program, or from an attacker. Values read here are safe to print, to index with
+and to wait for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Fields:
 
     def __init__(self, what: str, body: Any) -> None:
         if not isinstance(body, Mapping):
-            raise LinkError(f"the robot's {what} is no answer of this program's kind")
+            raise LinkError(f"the robot's {what} is not an answer of this program's kind")
         self._what, self._body = what, body
 
     def text(self, name: str) -> str:
@@ -84,7 +84,7 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """What a machine is doing."""
+    """The activity of a machine."""
 
     state: str
     fault: str
@@ -95,7 +95,7 @@ class Status:
 
 
 def read_status(message: Message) -> Status:
-    """What an answer says about the machine."""
+    """The machine's status in an answer."""
     fields = _Fields("status", message.body)
     state, job = fields.text("state"), message.body.get("job")
     if state not in STATES:
@@ -122,11 +122,11 @@ def _read_job(body: Any) -> JobStatus:
 
 @dataclass(frozen=True)
 class About:
-    """What a robot's program says about itself when it is greeted."""
+    """A robot program's description of itself, in answer to a greeting."""
 
     spec: ControlSpec
     machine: str
-    """Who the machine is; empty where that is not known."""
+    """Identity of the machine; empty if it is not known."""
     lock_step: bool
     can_reset: bool
     homes: bool
@@ -136,7 +136,7 @@ class About:
 
 
 def read_about(message: Message) -> About:
-    """What an answer to hello says."""
+    """The content of an answer to hello."""
     if message.kind == "refused":
         raise LinkError(refusal(message))
     fields = _Fields("greeting", message.body)
@@ -157,7 +157,7 @@ def read_about(message: Message) -> About:
 
 
 def read_measured(spec: ControlSpec, message: Message) -> np.ndarray:
-    """What the sensors say in an answer; what is missing is not a number."""
+    """The measurement in an answer; NaN where a value is missing."""
     wanted = (spec.layout.num_measured,)
     measured = message.arrays.get("measured")
     if measured is None or measured.shape != wanted or measured.dtype == bool:

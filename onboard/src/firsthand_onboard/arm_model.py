@@ -1,4 +1,4 @@
-"""What a robot's own file says about an arm: its chain of joints, their names and their limits."""
+"""An arm as described by the robot's own file: its chain of joints, their names and their limits."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ArmModel:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Their units."""
+        """Units of the joints."""
         positions = tuple("rad" if joint.kind == "revolute" else "m" for joint in self.chain.joints)
         return (*positions, *(f"{unit}/s" for unit in positions))
 

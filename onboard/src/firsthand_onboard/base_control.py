@@ -220,15 +220,15 @@ class ForeignBase(NamedTuple):
     """Stands for a base that is a function in a file of the user's: a policy file does not hold its code."""
 
     def initial_memory(self, spec: ControlSpec) -> tuple[float, ...]:
-        """Not known here."""
+        """Not supported: the function is in the user's file."""
         raise SpecError(FOREIGN)
 
     def begin(self, spec: ControlSpec, state: Any, memory: Any) -> Any:
-        """Not known here."""
+        """Not supported: the function is in the user's file."""
         raise SpecError(FOREIGN)
 
     def step(self, spec: ControlSpec, state: Any, preview: Any, memory: Any) -> tuple[Any, Any]:
-        """Not known here."""
+        """Not supported: the function is in the user's file."""
         raise SpecError(FOREIGN)
 
 

@@ -1,4 +1,4 @@
-"""How a program of ours starts another one in Python."""
+"""Starting another Python program of ours."""
 
 from __future__ import annotations
 

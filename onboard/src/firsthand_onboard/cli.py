@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--listen", default=ADDRESS, help=f"tcp/127.0.0.1:port or tls/host:port (default {ADDRESS})")
     serve.add_argument("--certificates", type=Path, help="folder with ca.pem, robot.pem, robot.key; needed for tls")
     serve.add_argument(
-        "--signer", type=Path, help="public key of whoever may make policies (policy.pub); others are refused"
+        "--signer", type=Path, help="public key of the trainer that may make policies (policy.pub); others are refused"
     )
     serve.add_argument("--identity", type=Path, help="file with the machine's own key (default: one per --machine)")
     serve.add_argument("--stop-port", type=int, help="with tls: the port for stops alone (default: the next one)")
@@ -191,7 +191,7 @@ def _stop_way(given: argparse.Namespace, security: Security | None) -> StopWay:
             way.listen(host, own, security)
         except OSError as error:
             if given.stop_port is not None:
-                raise SpecError(f"stops cannot be heard at port {own}: {error}; give another --stop-port") from None
+                raise SpecError(f"cannot listen for stops at port {own}: {error}; give another --stop-port") from None
             logging.getLogger("firsthand-onboard").warning(
                 "stops from other computers have no port of their own, only the link: %d is taken (%s); --stop-port "
                 "chooses another", own, error,
@@ -210,8 +210,8 @@ def _warn_of_undeclared(spec: ControlSpec, limits: GateLimits) -> None:
     names = [spec.layout.measured[at] for i, at in enumerate(spec.layout.position) if i not in limits.joint]
     if names:
         log.warning(
-            "which command moves %s, and which way, is not declared: near their limits all commands are slowed, and at "
-            "a limit nobody knows which lead away from it",
+            "which command moves %s, and which way, is not declared: near their limits all commands are slowed, and "
+            "at a limit no command is known to lead away from it",
             ", ".join(names),
         )
 
@@ -387,7 +387,7 @@ def _recover(given: argparse.Namespace) -> int:
     try:
         status = read_status(hello)
         if not sys.stdin.isatty():
-            raise SpecError("a machine is led back under the eyes of an operator: run `recover` in a terminal")
+            raise SpecError("an operator must watch while a machine is led back: run `recover` in a terminal")
         print(f"the machine is {status.state}; it moves while this program runs, Ctrl-C lets it go")
         if input("is everybody out of its reach, and the emergency stop in your hand? [y/N] ").strip().lower() != "y":
             return 1
@@ -437,7 +437,7 @@ def _ask_confirmation(status: Status) -> bool:
     """Whether somebody at the terminal has read the fault and says yes."""
     fault = f"fault {status.fault_number}: {status.fault}"
     if not sys.stdin.isatty():
-        raise SpecError(f"{fault}; nobody can be asked without a terminal, give --fault {status.fault_number}")
+        raise SpecError(f"{fault}; without a terminal, give --fault {status.fault_number}")
     print(fault)
     try:
         return input("acknowledge it, so that the machine may move again? [y/N] ").strip().lower() in ("y", "yes")

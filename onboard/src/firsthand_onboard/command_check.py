@@ -1,4 +1,4 @@
-"""The watchdog's own look at every command: size, range, rate and age, whatever the loop thinks of it."""
+"""The watchdog's own check of every command: size, range, rate and age, independent of the loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CommandLimits:
         """From `pack`; `ValueError` for anything else."""
         size = (len(row) - 2) // 4
         if size < 1 or len(row) != 2 + 4 * size:
-            raise ValueError(f"{len(row)} numbers are no limits")
+            raise ValueError(f"{len(row)} numbers are not limits")
         low, high, neutral, step = row[2:].reshape(4, size)
         sound = (low <= neutral) & (neutral <= high) & (step > 0) & np.isfinite(low) & np.isfinite(high)
         if not (sound.all() and row[0] > 0 and row[1] > 0):

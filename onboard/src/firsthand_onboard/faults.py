@@ -1,7 +1,7 @@
 """The fault that keeps a machine in neutral until its operator acknowledges it, also over a restart.
 
-Where there is a file for it, that file also tells that the machine moves, from before its first command until it stands
-again: a program that was killed in between finds it at its next start, and that is a fault.
+If a file is given for it, that file also marks the machine as moving, from before its first command until it stands
+again. A program that was killed in between finds the mark at its next start, which is a fault.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The safety gate between policy and machine: pure numpy, no memory but the state that is passed in and returned.
 
-What comes out is finite, inside the command range, and changes no faster than the rate and acceleration limits allow.
+The resulting command is finite, inside the command range, and within the rate and acceleration limits.
 In front of a joint limit, near the edge of the workspace box, and while the machine is new, the range shrinks towards
-neutral; that alone may move a command faster than its rate limit, and only towards neutral. Only to brake a joint that
-neutral does not stop a command goes past neutral, at its rate.
+neutral. Only this may move a command faster than its rate limit, and only towards neutral. A command goes past neutral
+only to brake a joint that neutral does not stop, at its rate.
 
-A command that swings to and fro faster than the limits can follow (chatter) is followed in its mean: cutting its swings
-would turn it into a command that nobody gave. So is one whose swings are cut on one side again and again, such as a saw
-tooth: what was cut off and not given back is counted.
+A command that oscillates faster than the limits allow (chatter) is replaced by its mean, because cutting its swings
+would shift it. The same holds for a command that is cut on one side again and again, such as a saw tooth: the part that
+was cut off and not returned is summed up.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ direction what was wanted last lay, and what was last cut (or 0); how much it sw
 
 @dataclass(frozen=True)
 class GateState:
-    """What the gate remembers from one step to the next."""
+    """The gate's state, carried from one step to the next."""
 
     command: np.ndarray
     """The last applied command, float32."""
     change: tuple[float, ...]
     """How far the last step went, for the acceleration limit; zero after a cap or neutral."""
     joints: JointMemory
-    """What is known of the joints' motion."""
+    """The estimated motion of the joints."""
     sensors: SensorMemory
-    """What is known of the sensors, with the last good measurement."""
+    """The state of the sensors, with the last good measurement."""
     chatter: tuple[Chatter, ...]
-    """What was lately wanted of each channel."""
+    """The recent commands of each channel."""
     output: tuple[float, ...] = ()
     """Where the tracked output was at the last good measurement, if there is a workspace box."""
     age: int = 1
@@ -81,7 +81,7 @@ class GateState:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What the gate lets through."""
+    """Commands after the gate."""
 
     command: np.ndarray
     """The applied command, float32; neutral where there is a fault."""
@@ -161,42 +161,42 @@ class Gate:
         """
         limits = self.limits
         if measured.shape != (self.spec.layout.num_measured,):
-            return self._nothing(f"the measurement has the shape {measured.shape}", state)
+            return self._refuse(f"the measurement has the shape {measured.shape}", state)
         values = measured.tolist()
         if not all(map(math.isfinite, values)):
             return self._without(state)
         if proposed.shape != self.neutral.shape or not all(map(math.isfinite, proposed.tolist())):
-            return self._nothing(NOT_FINITE, state)
+            return self._refuse(NOT_FINITE, state)
         if not age_s <= limits.command_age_s:
-            return self._nothing(TOO_OLD, state)
+            return self._refuse(TOO_OLD, state)
         efforts, effort = self._efforts(state.command.tolist())
         sensors = state.sensors
         if limits.check_sensors:
             verdict, why, sensors = self._sensors.check(sensors, values, efforts, effort, state.age)
             if verdict is Verdict.FAULT:
-                return self._nothing(why, state)
+                return self._refuse(why, state)
             if verdict is Verdict.MISSING:
                 return self._without(state, why)
         else:
             sensors = dataclasses.replace(sensors, values=tuple(values))
         rooms, joints = self.joints(state.joints, values, self._driving(efforts, effort), state.age, recovering)
         if rooms.fault:
-            return self._nothing(rooms.fault, dataclasses.replace(state, joints=joints))
+            return self._refuse(rooms.fault, dataclasses.replace(state, joints=joints))
         share, output = (min(authority, 1.0) if authority >= 0 else 0.0) * rooms.of_all, ()
         if limits.box_low or (reference is not None and limits.tracking_error < math.inf):
             output = tuple(self._output(np.asarray(measured, np.float32)).tolist())
             if reference is not None and not math.dist(output, reference.tolist()) <= limits.tracking_error:
-                return self._nothing(TRACKING_ERROR, state)
+                return self._refuse(TRACKING_ERROR, state)
             if limits.box_low:
                 if not (all(map(math.isfinite, output)) and self._outside(output) <= limits.box_margin):
-                    return self._nothing(OUTSIDE_BOX, state)
+                    return self._refuse(OUTSIDE_BOX, state)
                 share *= self._room_in_box(output, state)
         with np.errstate(over="ignore"):
             wanted = proposed.astype(np.float32)  # beyond float32 it becomes infinite, which is clipped
         targets, chatter, chatters = self._follow_mean(state, wanted.tolist())
         chattered = state.chattered + 1 if chatters else 0
         if not chattered * self.spec.period_s <= limits.chatter_s:
-            return self._nothing(CHATTER, state)
+            return self._refuse(CHATTER, state)
         bounds = self._bounds(state, rooms.of_joint, share)
         low, cap_low = round_up(bounds[:2])
         high, cap_high = round_down(bounds[2:])
@@ -254,7 +254,7 @@ class Gate:
         sensors = dataclasses.replace(state.sensors, values=tuple(values))
         return GateState(command, self._rest, joints, sensors, self._calm)
 
-    def _nothing(self, fault: str, state: GateState) -> GateResult:
+    def _refuse(self, fault: str, state: GateState) -> GateResult:
         return self._neutral(fault, self.start(state))
 
     def _neutral(self, fault: str, following: GateState) -> GateResult:

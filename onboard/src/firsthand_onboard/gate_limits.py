@@ -1,4 +1,4 @@
-"""The limits of the safety gate: what it lets through, from a machine's specification or a file."""
+"""The limits of the safety gate, from a machine's specification or a file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GateLimits:
     """A joint further beyond its limit than this share of its range is a fault."""
     stop_lag_s: tuple[float, ...] = ()
     """How long each position goes on at its present speed, as a distance over that speed, once neutral has arrived;
-    infinite where neutral does not stop it. Empty where nobody has declared or measured it: then a long time is
+    infinite where neutral does not stop it. Empty if it was neither declared nor measured: then a long time is
     assumed."""
     stop_dead_time_s: tuple[float, ...] = ()
     """Seconds until a command shows, per position; empty for none."""
@@ -266,7 +266,7 @@ def read_stopping(spec: ControlSpec, stopping: Any) -> dict[str, tuple[float, ..
 
 
 def check_stops_are_known(spec: ControlSpec, limits: GateLimits, kind: str | None, *, simulated: bool) -> None:
-    """Refuse a machine of which nobody has said how far its joints go on after neutral, simulations included.
+    """Refuse a machine that does not declare how far its joints go on after neutral, simulations included.
 
     `kind` is what its commands are declared to set: where that are forces, every joint must say what brakes it. Only a
     simulation may do without joint limits (`joint_margin` 0), and then nothing has to be known.

@@ -1,7 +1,7 @@
 """Going home between episodes without a policy: a slow smooth reference per joint, and a proportional controller.
 
-For machines whose commands set joint speeds (valves, velocity drives), and only where the machine says which command
-moves which joint, and which way. Every command goes through the gate.
+For machines whose commands set joint speeds (valves, velocity drives), and only where the machine declares which
+command moves which joint, and which way. Every command goes through the gate.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Who a machine is: a key of its own, made when it is first served, and the name that follows from it.
+"""The identity of a machine: a key of its own, made when it is first served, and the name that follows from it.
 
-An address says where a machine is today, not which one it is. What a trainer has learned to allow on one machine holds
-on that one alone, so every machine has a name that stays when its address changes and that no other has. The key never
-leaves its file. A trainer that meets the machine for the first time is given a secret made from it, once; from then on
-the machine proves with it that it is the one: whoever only knows its name cannot.
+An address says where a machine is today, not which one it is. A trainer's permissions hold for one machine only, so
+every machine has a unique name that stays when its address changes. The key never leaves its file. At its first
+connection a trainer gets a secret that is derived from the key, once. From then on the machine proves its identity with
+that secret, which the name alone does not allow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def key_file(machine: str, options: Mapping[str, str]) -> Path:
 
 
 TAG = re.compile(r"[0-9a-f]{32}")
-"""What trainers call themselves towards one machine, and what they want to have proven."""
+"""The form of a trainer's name towards one machine, and of a challenge."""
 MAX_PAIRED = 4096
 
 
@@ -64,7 +64,7 @@ class MachineIdentity:
                 file.flush()
                 os.fsync(handle)
         except (OSError, ValueError) as error:
-            log.warning("who has met this machine cannot be kept (%s): nobody new is met", error)
+            log.warning("the list of known trainers cannot be stored (%s): no new trainer is accepted", error)
             return None
         return self._secret(tag)
 
@@ -79,7 +79,7 @@ class MachineIdentity:
 
 
 def answer_of(secret: str, question: str) -> str:
-    """What a machine with this secret answers."""
+    """The answer of a machine with this secret."""
     return hmac.new(secret.encode(), question.encode(), hashlib.sha256).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What trainers ask a machine to do: policies and jobs, checked before anything moves."""
+"""Policies and jobs that trainers send, checked before anything moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps joints inside their limits: where each would come to rest, and what that leaves of its commands.
+"""Keeps joints inside their limits: predicts where each would come to rest, and limits its commands accordingly.
 
 A joint that moves at speed v towards a limit, at distance d, goes on by D(v) = T·v + v²/(2a) when its command becomes
 neutral: T is dead time and lag, a the deceleration. Both are declared or measured; where they are not, T is long
@@ -22,7 +22,7 @@ from .gate_limits import GateLimits
 from .spec import ControlSpec
 
 UNKNOWN_STOP_S = 1.4
-"""How long a joint goes on at its present speed where nobody has declared how it stops: 1.2 s of lag, 0.2 s of dead
+"""How long a joint goes on at its present speed if it is not declared how it stops: 1.2 s of lag, 0.2 s of dead
 time."""
 UNKNOWN_DEAD_TIME_S = 0.2
 WINDOW = 5
@@ -53,7 +53,7 @@ class JointMemory:
 
 @dataclass(frozen=True)
 class Rooms:
-    """What the limits leave of the commands."""
+    """The commands after the limits."""
 
     of_joint: list[tuple[float, float]] = field(default_factory=list)
     """Shares of the command range that may move each joint down and up: 1 is all, 0 neutral, below that it brakes."""
@@ -148,7 +148,7 @@ class JointLimits:
                     min(up, self._room_of_speed(joint, soon, gain)),
                     min(down, self._room_of_speed(joint, -soon, gain)),
                 )
-            if not joint.driven:  # at rest nobody knows which way a command leads: gently, where a limit is near
+            if not joint.driven:  # at rest it is unknown which way a command leads: gently, near a limit
                 rises, falls = max(rate, slope) > 0, min(rate, slope) < 0
                 of_all = min(of_all, up if rises else max(up, CREEP), down if falls else max(down, CREEP))
             rooms.append((min(down, 1.0), min(up, 1.0)))
@@ -275,7 +275,7 @@ def _ramp_s(limits: GateLimits, joint: int) -> float:
 
 
 def _expected_speeds(spec: ControlSpec) -> list[float]:
-    """What is known of the speeds at full command before anything has moved.
+    """The known speeds at full command before any motion.
 
     References use 80 % of them; where they are not of positions, the scales of the velocities say what is usual, or
     those of the changes.

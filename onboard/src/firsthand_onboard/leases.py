@@ -1,8 +1,8 @@
-"""Who may move the machine, until when, and how old a message may be to be acted on.
+"""Leases: who may move the machine and until when, and how old a message may be.
 
-A lease counts from when its holder sent something, not from when that arrived: links and queues hold messages up, and
-the backlog of a trainer that is gone must not keep its lease alive. What moves the machine is not acted on when it is
-older than the lease. In lock-step, where time passes only while a command is carried out, messages have no age.
+A lease counts from the time at which its holder sent a message, not from its arrival: links and queues delay messages,
+and the backlog of a trainer that is gone must not keep its lease alive. A message that moves the machine is ignored if
+it is older than the lease. In lock-step, where time passes only while a command is carried out, messages have no age.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ LEASE_LOST = "the lease ran out"
 
 
 class Lease:
-    """The right to move the machine: one trainer's session holds it, or nobody does."""
+    """The right to move the machine, which at most one trainer's session holds."""
 
     def __init__(self, length_s: float, *, lock_step: bool = False) -> None:
         self.length_s = length_s
         """Without a sign of life from its holder for this long, the lease is gone."""
         self.holder = ""
-        """The session that holds the lease; empty where nobody does."""
+        """The session that holds the lease; empty without one."""
         self.lost = 0
         """How many leases have run out."""
         self.stale = 0
@@ -43,7 +43,7 @@ class Lease:
         self._until = max(self._until, since_boot() - self.age_s(message) + self.length_s)
 
     def give_back(self) -> None:
-        """Nobody holds the lease from now on."""
+        """End the lease."""
         self.holder = ""
 
     def lose(self) -> None:
@@ -69,7 +69,7 @@ class Lease:
             )
 
     def loop_was_away(self) -> bool:
-        """Whether messages have not been read for longer than a lease: nobody knows who still stands by them."""
+        """Whether messages have not been read for longer than a lease: their senders may be gone."""
         return not self._lock_step and since_boot() - self._polled > self.length_s
 
     def mark_polled(self) -> None:

@@ -68,7 +68,7 @@ ACKNOWLEDGE_S = 10.0
 
 
 def identity() -> str:
-    """A name that nobody had before."""
+    """A name that was never used before."""
     return secrets.token_hex(12)
 
 
@@ -77,7 +77,7 @@ class FloodMeter:
 
     def __init__(self) -> None:
         self.exceeded = False
-        """Whether there is a flood; whoever deals with it calls `restart`."""
+        """Whether there is a flood; its handler calls `restart`."""
         self.restart()
 
     def restart(self) -> None:
@@ -151,7 +151,7 @@ class RobotEnd:
                 size += len(data)
                 if size >= MAX_BYTES_AT_ONCE and not everything:
                     break
-            if everything:  # what came while nobody read is no measure of what comes
+            if everything:  # messages that piled up while none were read are not a flood
                 self._meters[operator].restart()
             else:
                 self._meters[operator].add(count, size, emptied=emptied)

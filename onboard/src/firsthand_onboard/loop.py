@@ -47,7 +47,7 @@ class Trajectory:
     ended: str
     """`done`, or why it was cut short."""
     fault: bool
-    """Whether that latches."""
+    """Whether the reason is a fault that latches."""
     restarts: np.ndarray | None = None
     """How often the observer restarted each entry from its measurement; None without an observer."""
     memory: np.ndarray | None = None
@@ -62,7 +62,7 @@ class Trajectory:
 
 
 def never_interrupt() -> str:
-    """The poll of a loop that nobody interrupts."""
+    """The poll of a loop without interruptions."""
     return ""
 
 
@@ -147,7 +147,7 @@ class Executor:
         self._move_on(command)
 
     def _guard(self) -> np.ndarray:
-        """What the gate makes of neutral while the machine holds; standing outside a limit is no fault here."""
+        """What the gate makes of neutral while the machine holds; standing outside a limit is not a fault here."""
         if not self._holding:
             self._holding, self.gate_state = True, self.gate.start(self.gate_state)
         gated = self.gate(self.gate_state, self.gate.neutral, self.newest, recovering=True)

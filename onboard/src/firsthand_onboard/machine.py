@@ -1,4 +1,4 @@
-"""How hardware is connected: implement `Machine`, and name the class to `firsthand-onboard serve`."""
+"""The interface to hardware: implement `Machine`, and give the class to `firsthand-onboard serve`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Machine(Protocol):
       ready for `neutral`, which the loop keeps for when the watchdog is lost; otherwise one is made only then;
     - `stopping`: a dict that says how joints stop: `lag_s` (distance to rest over speed), `dead_time_s`,
       `deceleration`, `brake` and `speed`, each a number or one per position (`gate_limits.read_stopping`). A machine
-      that is no simulation declares `lag_s` or `deceleration`, or is not served. Where neutral does not stop a
+      that is not a simulation declares `lag_s` or `deceleration`, or is not served. Where neutral does not stop a
       joint, `brake` must say which share of the command range, opposed to the motion, does;
     - `command_kind`: what its commands set: "position", "rate" or "acceleration" (forces, torques), as `firsthand
       inspect` reports it. With "acceleration" every joint needs a `brake`;

@@ -1,6 +1,6 @@
-"""One program per machine: whoever moves it holds a lock that ends with the process, however that ends.
+"""One program per machine: the program that moves it holds a lock, which ends with the process in any case.
 
-On Linux the lock is a socket in the abstract namespace: it needs no file, nobody can remove it, and it is the same for
+On Linux the lock is a socket in the abstract namespace: it needs no file, cannot be removed, and it is the same for
 all users of a computer. Elsewhere it is a locked file in the folder for temporary files.
 """
 

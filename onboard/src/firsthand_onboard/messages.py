@@ -1,4 +1,4 @@
-"""What travels over the link: a JSON header and named arrays, in a frame that notices any change.
+"""The messages of the link: a JSON header and named arrays, in a frame with a checksum.
 
 A frame is `FHL1`, header length, payload length (u32, little endian), 16 bytes BLAKE2b of everything else, the header
 as JSON, the payload as safetensors. Decoding runs nothing, allocates no more than the frame's own size, and refuses
@@ -44,7 +44,7 @@ MAX_TEXT = 1000
 
 
 def printable(text: object) -> str:
-    """A text that nobody can use to write elsewhere on a terminal: one line, without control characters."""
+    """A text that cannot write elsewhere on a terminal: one line, without control characters."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in str(text)[:MAX_TEXT])
 
 
@@ -53,7 +53,7 @@ class Refusal(Exception):
 
 
 class MessageError(ValueError):
-    """Bytes that are no message. `cause` is what they are counted as."""
+    """Bytes that are not a message. `cause` is what they are counted as."""
 
     def __init__(self, cause: str, why: str) -> None:
         super().__init__(why)
@@ -209,7 +209,7 @@ class Receiver:
     def __init__(self, kinds: tuple[str, ...], identity: str = "", version: int = VERSION) -> None:
         self.kinds, self.identity, self.version = kinds, identity, version
         self.other_version: VersionError | None = None
-        """The newest frame of another version; whoever deals with it sets it back to None."""
+        """The newest frame of another version; its handler sets it back to None."""
         self.counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._retired: OrderedDict[str, None] = OrderedDict()

@@ -46,7 +46,7 @@ AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
 
 
 def read_mjcf(path: str | Path, *, tip: str, base: str | None = None) -> list[Link]:
-    """The joints from `base` (by default the world) to `tip`. Raise `SpecError` for what is no serial chain."""
+    """The joints from `base` (by default the world) to `tip`. Raise `SpecError` for what is not a serial chain."""
     return _Model(RobotFile(path)).links(tip, base)
 
 

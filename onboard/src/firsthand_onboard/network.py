@@ -1,4 +1,4 @@
-"""How a link is opened: addresses, certificates, and who may do what. Loopback, or TLS with certificates."""
+"""Opening a link: addresses, certificates and permissions. Loopback, or TLS with certificates."""
 
 from __future__ import annotations
 
@@ -175,5 +175,5 @@ def open_session(mode: str, address: str, security: Security | None) -> zenoh.Se
         return zenoh.open(config)
     except zenoh.ZError as error:
         if mode == "client":
-            raise LinkError(f"nobody answers at {address}") from None
+            raise LinkError(f"no program answers at {address}") from None
         raise LinkError(f"cannot listen at {address}: {str(error).split(' at /')[0]}") from None

@@ -1,4 +1,4 @@
-"""The observer as the robot runs it: numpy float32 with its working memory at hand; its arrays by name."""
+"""The observer as the robot runs it, in numpy float32 with preallocated memory, and its arrays by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Observer(Protocol):
 
     @property
     def parameters(self) -> ObserverParameters:
-        """What is learned."""
+        """The learned parameters."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Reads files that somebody else may have made: only ordinary ones, of a sensible size."""
+"""Reads files from untrusted sources: only ordinary ones, of a sensible size."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class NumpyPolicy:
 def fast_output(spec: ControlSpec) -> Callable[[np.ndarray], np.ndarray]:
     """`tracked_output` for one float32 measurement, with one cosine and one sine call for the whole chain.
 
-    What is returned is overwritten by the next call.
+    The next call overwrites the returned array.
     """
     chain, single = spec.kinematics, np.float32
     if isinstance(chain, SerialChain):

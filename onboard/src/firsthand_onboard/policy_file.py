@@ -94,7 +94,7 @@ def load_observer(path: str | Path) -> NumpyObserver:
 
 
 def _read(path: str | Path, signer: Signer | None) -> tuple[ControlSpec, dict[str, Any], str | None]:
-    """The file is read once: what is loaded is what the signature was checked of."""
+    """The file is read once, so the signature was checked for exactly what is loaded."""
     try:
         data = read_ordinary(path, MAX_FILE)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Answers messages: what is asked is checked, the runtime does it, and the sender is told what came of it."""
+"""Answers messages: checks each request, has the runtime carry it out, and reports the result to the sender."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Requests:
         self.link.send("reply", message, {**self.status(message), **body}, arrays)
 
     def send_trajectory(self, job: Job, index: int) -> None:
-        """Send a trajectory of a job to whoever asked for it."""
+        """Send a trajectory of a job to the trainer that asked for it."""
         trajectory = job.trajectories[index]
         if trajectory is None:  # of a stream, long ago
             return
@@ -148,7 +148,7 @@ class Requests:
         proof = None if self.runtime.state == "moving" else self.runtime.proof  # a disk may be slow
         secret = None if proof is None else proof.meet(str(message.body.get("tag")))
         if secret is None:
-            raise Refusal("this machine has met somebody of that name before, or meets nobody")
+            raise Refusal("this machine already knows a trainer of that name, or accepts no new one")
         return {"secret": secret}
 
     def _prove(self, message: Message) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Requests:
         if proof is not None:
             answer = proof.prove(str(message.body.get("tag")), str(message.body.get("question")))
         if answer is None:
-            raise Refusal("this machine proves nothing, or not that")
+            raise Refusal("this machine has no key to prove its identity with, or the challenge is malformed")
         return {"answer": answer}
 
     def _policy(self, message: Message) -> dict[str, Any]:

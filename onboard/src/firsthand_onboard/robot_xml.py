@@ -1,6 +1,6 @@
 """XML files of robots (URDF, MJCF), read without trusting them.
 
-Only elements and attributes are taken: no document type, so no entities; no included files; nothing is downloaded.
+Only elements and attributes are read. There is no document type, so no entities; no files are included or downloaded.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RobotFile:
                 raise SpecError(f"there is no robot file {self.path}")
             size = self.path.stat().st_size
             if size > MAX_BYTES:
-                self.fail(f"it has {size} bytes, but a robot file has at most {MAX_BYTES}; leave out what is no robot")
+                self.fail(f"it has {size} bytes, but a robot file has at most {MAX_BYTES}; keep the robot only")
             data = self.path.read_bytes()
         except OSError as error:
             raise SpecError(f"cannot read the robot file {self.path}: {error.strerror}") from None

@@ -69,7 +69,7 @@ class Ros2Machine:
 
     @staticmethod
     def resource(commands: str = "/commands", **_: str) -> str:
-        """Whoever publishes commands there moves the robot."""
+        """Every node that publishes commands there moves the robot."""
         return f"ros2 {os.environ.get('ROS_DOMAIN_ID', '0')} {commands}"
 
     def __init__(
@@ -117,7 +117,7 @@ class Ros2Machine:
         while machine._publisher.get_subscription_count() == 0:
             if time.monotonic() > deadline:
                 machine.close()
-                raise MachineError(f"nobody takes commands on {machine._commands} within {machine._startup:g} s")
+                raise MachineError(f"no node takes commands on {machine._commands} within {machine._startup:g} s")
             time.sleep(0.01)
         return machine
 

@@ -23,7 +23,7 @@ class JobEnd:
     reason: str
     """`done`, or why it was cut short."""
     fault: bool = False
-    """Whether that latches."""
+    """Whether the reason is a fault that latches."""
 
 
 class JobRunner:

@@ -1,4 +1,4 @@
-"""What the robot's computer does: holds, executes jobs under lease and gate, latches faults.
+"""The main loop on the robot's computer: holds, executes jobs under lease and gate, latches faults.
 
 | state | what the machine does | leaves it by |
 |---|---|---|
@@ -9,9 +9,8 @@
 
 A `stop` by anybody but the holder of the lease is the operator's: it latches like a fault, in every state. Stops also
 have a way of their own (`stop_way`), which is looked at before any message is read; a flood of messages is a fault.
-What came while the loop was away for longer than the lease is not acted on, except a stop: nobody knows who still
-stands by it.
-That does not hold for lock-step machines, which are simulations.
+If the loop was away for longer than the lease, waiting messages are dropped, except a stop: their senders may be gone.
+This does not hold for lock-step machines, which are simulations.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ OPERATOR_STOP = "the operator stopped it"
 SAME_STOP_S = 0.1
 """While the machine stands, stops over their own way are latched again at most this often."""
 MAX_ACKNOWLEDGE_AGE_S = 2.0
-"""How old an acknowledgement may be where the lease is shorter: whoever sent it still waits for the answer."""
+"""How old an acknowledgement may be where the lease is shorter: its sender still waits for the answer."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Runtime:
         self.proof = identity if isinstance(identity, MachineIdentity) else None
         """How the machine proves who it is; None where it cannot."""
         self.identity = identity.name if isinstance(identity, MachineIdentity) else identity
-        """Who the machine is, wherever it is served; empty where that is not known."""
+        """Identity of the machine, wherever it is served; empty if it is not known."""
         self.homing = homing
         """How the machine goes home between episodes; None where it holds."""
         self.lock_step = bool(machine.lock_step)

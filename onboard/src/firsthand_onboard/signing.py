@@ -1,8 +1,8 @@
 """Signatures of policies: who made them. A checksum finds damage; only a signature proves an origin.
 
-Ed25519 keys as PEM files, `policy.key` for whoever trains and `policy.pub` for the robot, as
-scripts/make_certificates.sh makes them. A policy that is sent is signed together with the control specification that
-it was made for. A file is signed as it is, in a file of its own beside it, which OpenSSL can check, too:
+Ed25519 keys as PEM files, `policy.key` for the trainer and `policy.pub` for the robot, as
+scripts/make_certificates.sh makes them. A policy that is sent is signed together with its control
+specification. The signature of a file is in a file of its own beside it, which OpenSSL can check, too:
 
     openssl pkeyutl -verify -pubin -inkey policy.pub -rawin -in FILE -sigfile FILE.sig
 
@@ -25,7 +25,7 @@ _TITLE = "firsthand policy 1"
 
 
 class SigningKey:
-    """The private key of whoever makes policies."""
+    """The private key of the trainer that makes policies."""
 
     def __init__(self, path: str | Path) -> None:
         serialization, ed25519, _, unsupported = _cryptography()
@@ -68,7 +68,7 @@ class Signer:
         return True
 
     def has_signed_policy(self, spec: str, policy: str, signature: object) -> bool:
-        """The same for a policy that was sent; anything that is no signature is a wrong one."""
+        """The same for a policy that was sent; anything that is not a signature is a wrong one."""
         try:
             signed = bytes.fromhex(signature) if isinstance(signature, str) else b""
         except ValueError:
@@ -78,7 +78,7 @@ class Signer:
     def check(self, path: str | Path, data: bytes) -> None:
         """Raise `SpecError` unless this signer has signed the file with this content.
 
-        Whoever goes on uses the same content: a file read again could be another one by then.
+        The caller uses this content: a file that is read again may have changed.
         """
         beside = Path(f"{path}{SUFFIX}")
         if not beside.is_file():

@@ -43,7 +43,7 @@ class Plant(Protocol):
         ...
 
     def measure(self) -> np.ndarray:
-        """What the sensors say."""
+        """The measurement."""
         ...
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Union
 
 from .serial_chain import ChainJoint, SerialChain
@@ -94,12 +95,12 @@ class StateLayout:
         )
         _require(not set(self.position) & set(self.velocity), "layout.position and layout.velocity share an entry")
 
-    @property
+    @cached_property
     def num_measured(self) -> int:
         """The length of y."""
         return len(self.measured)
 
-    @property
+    @cached_property
     def num_commands(self) -> int:
         """The length of u."""
         return len(self.commands)
@@ -112,12 +113,12 @@ class StateLayout:
         """A command channel, likewise: `pump (V)`."""
         return _label(self.commands[channel], self.command_units[channel : channel + 1])
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The length of the state vector."""
         return self.num_measured * (1 + self.measurement_memory) + self.num_commands * self.command_memory
 
-    @property
+    @cached_property
     def command_start(self) -> int:
         """Where the command memory begins in the state vector."""
         return self.num_measured * (1 + self.measurement_memory)
@@ -350,7 +351,7 @@ class ControlSpec:
         """The length of the tracked output."""
         return self.kinematics.num_outputs
 
-    @property
+    @cached_property
     def neutral(self) -> tuple[float, ...]:
         """The command that leaves the robot alone: as declared, or else the middle of each channel's range."""
         limits = self.limits
@@ -373,7 +374,7 @@ class ControlSpec:
             return tuple(units[i] for i in self.kinematics.indices) if units else ()
         return ("m",) * self.num_outputs  # orientations count in metres, too: see `SerialChain.lever`
 
-    @property
+    @cached_property
     def has_mixed_units(self) -> bool:
         """Whether the tracked outputs have different units, so that their errors cannot be added as they are."""
         return len(set(self.output_units)) > 1
@@ -388,7 +389,7 @@ class ControlSpec:
         """The length of the policy's input."""
         return self.layout.size + self.num_outputs * (1 + len(self.preview))
 
-    @property
+    @cached_property
     def reference_length(self) -> int:
         """Points in a built reference: one per step, and the preview beyond the last."""
         return self.reference.steps + self.preview[-1]

@@ -39,7 +39,7 @@ MAX_WAITING = 64
 
 
 class StopUnreachable(Exception):
-    """Nobody listens for stops there."""
+    """Nothing listens for stops there."""
 
 
 def local_name(port: int) -> str:
@@ -65,7 +65,7 @@ class StopWay:
         except OSError as error:
             self._socket.close()
             raise StopUnreachable(
-                f"another program on this computer hears the stops of port {port} ({error.strerror})"
+                f"another program on this computer listens for stops of port {port} ({error.strerror})"
             ) from None
 
     def listen(self, host: str, port: int, security: Security) -> None:
@@ -107,14 +107,14 @@ class StopWay:
         return bool(self._waiting) or (self._tls is not None and self._tls.pending)
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening."""
         self._socket.close()
         if self._tls is not None:
             self._tls.close()
 
 
 class TlsStops:
-    """A thread with a port of its own: whoever completes a handshake with a certificate that may, stops the machine."""
+    """A thread with a port of its own: a completed handshake with a permitted certificate stops the machine."""
 
     def __init__(self, way: StopWay, host: str, port: int, security: Security) -> None:
         self.outcome, self.pending = b"", False
@@ -241,7 +241,7 @@ def send_stop(
 ) -> dict[str, Any]:
     """Stop the machine that is served at `host` and `port`; its state once it stands.
 
-    `StopUnreachable` where nobody hears it.
+    `StopUnreachable` if nothing listens.
     """
     if host in ("localhost", "::1", "[::1]") or host.startswith("127."):
         return _send_locally(port, patience_s)
@@ -263,7 +263,7 @@ def _send_locally(port: int, patience_s: float) -> dict[str, Any]:
                 if time.monotonic() > deadline:
                     raise StopUnreachable("the program there does not take stops") from None
             except OSError as error:
-                raise StopUnreachable(f"nobody hears stops for port {port}: {error.strerror}") from None
+                raise StopUnreachable(f"nothing listens for stops of port {port}: {error.strerror}") from None
         ours.settimeout(max(deadline - time.monotonic(), AGAIN_S))
         try:
             return _status(ours.recv(MAX_ANSWER))
@@ -284,7 +284,7 @@ def _send_over_tls(host: str, port: int, security: Security, patience_s: float) 
         except OSError as error:
             pushed_out = isinstance(error, (ConnectionResetError, ssl.SSLEOFError))  # by others' handshakes
             if not (pushed_out and tries_left):
-                raise StopUnreachable(f"nobody hears stops at {host}:{port}: {error}") from None
+                raise StopUnreachable(f"nothing listens for stops at {host}:{port}: {error}") from None
     raise AssertionError("unreachable")
 
 

@@ -21,7 +21,7 @@ TYPES = (*MOVING, "fixed")
 
 
 def read_urdf(path: str | Path, *, tip: str, base: str | None = None) -> list[Link]:
-    """The joints from `base` (by default the root) to `tip`. Raise `SpecError` for what is no serial chain."""
+    """The joints from `base` (by default the root) to `tip`. Raise `SpecError` for what is not a serial chain."""
     file = RobotFile(path)
     root = file.root
     _check_root(file, root)

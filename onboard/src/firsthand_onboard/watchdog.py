@@ -152,7 +152,7 @@ class Watchdog:
                 try:
                     self.handle(data)
                 except (struct.error, ValueError, IndexError) as error:
-                    self._trip(f"the loop sent the watchdog something that is no packet: {error}")
+                    self._trip(f"the loop sent the watchdog something that is not a packet: {error}")
 
     def _stop(self, *_: object) -> None:
         self.stopping = True

@@ -113,7 +113,7 @@ class WorkClient:
     @property
     def running(self) -> bool:
         """Whether a stream runs; the machine is asked."""
-        return not self._ended()
+        return not self._why_ended()
 
     @property
     def has_room(self) -> bool:
@@ -160,7 +160,7 @@ class WorkClient:
 
     def wait(self) -> str:
         """Until the stream has ended; why it has."""
-        while self._job and not (why := self._ended()):
+        while self._job and not (why := self._why_ended()):
             time.sleep(LOOK_S)
         job = self._status()
         if job is not None:
@@ -221,13 +221,13 @@ class WorkClient:
         return DoneChunk(arrays, sent.index, sent.ended, mean, str(message.body.get("policy", "")))
 
     def _status(self) -> JobStatus | None:
-        """Of this stream; None where there is none, or the machine does not know it."""
+        """Of this stream; None without a stream, or if the machine does not know it."""
         if not self._job:
             return None
         job = read_status(self.client.ask("status")).job
         return job if job is not None and job.name == self._job else None
 
-    def _ended(self) -> str:
+    def _why_ended(self) -> str:
         """Why no stream runs; empty while one does."""
         job = self._status()
         return GONE if job is None else job.ended

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from firsthand_onboard import ControlSpec
 
 from ..optim.rollout import CostFunction, Rollout
-from .buffer import Buffer, ImaginedStarts, append_rollout
+from .buffer import Buffer, ImaginedStarts, write_rollout
 from .estimation import Estimation, innovation_error
 from .improvement import PolicyReport
 from .memory import add_memory, add_memory_to_starts, imagine_rollout
@@ -38,7 +38,7 @@ class AgentState(eqx.Module):
 
 
 class Experience(eqx.Module):
-    """What the agent learns from after an episode."""
+    """The data that the agent learns from after an episode."""
 
     rollout: Rollout | None
     """N trajectories of H steps as measured; None where the robot did nothing, as in practice on a model."""
@@ -49,11 +49,11 @@ class Experience(eqx.Module):
     sound: Bool[Array, "trajectories steps"] | None = None
     """Steps without a spike or a stuck sensor in what they see and lead to; None means all."""
     memory: Float[Array, "trajectories memory"] | None = None
-    """What the base remembers at the start of each measured trajectory, where the policy has one."""
+    """The base's memory at the start of each measured trajectory, where the policy has a base."""
 
 
 class Update(NamedTuple):
-    """What one episode's update did."""
+    """The report of one episode's update."""
 
     prediction_error: Float[Array, ""]
     """Loss of the model on the new episode, before it learned from it; NaN where nothing was measured."""
@@ -69,7 +69,7 @@ class Agent(eqx.Module):
     """Learns a dynamics model and a policy of one robot; holds no state of its own."""
 
     spec: ControlSpec = eqx.field(static=True)
-    """What the robot's state, commands and references are."""
+    """The specification of the robot's state, commands and references."""
     cost: CostFunction
     """c(x, u, r) of one step."""
     settings: Settings
@@ -92,7 +92,7 @@ class Agent(eqx.Module):
 
         - `state`: its buffer is consumed, and must have room for the episode (see `buffer.make_room`).
         - `experience`: the episode.
-        - `learn_model`: if false the model stays as it is; the data is kept all the same.
+        - `learn_model`: if false the model stays as it is; the data is still kept.
 
         **Returns:** the next state, and what the update did. An update that is not sound leaves the parameters as they
         were, and is counted in `state.learner.refused`.
@@ -103,10 +103,12 @@ class Agent(eqx.Module):
         if rollout is not None:
             measured, sound = rollout, experience.sound
             novelty, observed = episode_error(learner, measured, sound), learner.estimation
-            buffer = append_rollout(buffer, measured, sound)
+            buffer = write_rollout((measured, sound), buffer)
             if learn_model:
                 learner, model = update_model(learner, buffer, measured, self.settings)
-            rollout = add_memory(learner.policy, see_rollout(learner.estimation, measured, sound), experience.memory)
+            rollout = see_rollout(learner.estimation, measured, sound)
+            if learner.policy.control is not None:
+                rollout = add_memory(learner.policy, rollout, experience.memory)
             generalises = does_generalise(novelty, episode_error(learner, measured, sound), self.settings)
             if observed is not None and learner.estimation is not None:  # register and observer are not compared
                 generalises = generalises & (observed.active == learner.estimation.active)
@@ -114,7 +116,9 @@ class Agent(eqx.Module):
             rollout = imagine_rollout(learner.policy, learner.dynamics, experience.practice)
         if rollout is None:
             raise ValueError("an experience needs a rollout or starts to practise from")
-        imagined = add_memory_to_starts(learner.policy, experience.imagined, rollout)
+        imagined = experience.imagined
+        if learner.policy.control is not None:
+            imagined = add_memory_to_starts(learner.policy, imagined, rollout)
         learner, policy = update_policy(learner, self.cost, rollout, imagined, model, self.settings, generalises)
         return AgentState(learner, buffer), Update(novelty, model, policy, rollout)
 

@@ -1,6 +1,6 @@
 """What the agent learns from: all transitions seen so far, and where imagined trajectories start.
 
-The buffer's arrays have a fixed size, so that growing it never recompiles anything.
+The buffer's arrays have a fixed size, so adding data recompiles nothing.
 """
 
 import equinox as eqx
@@ -62,10 +62,6 @@ class ImaginedStarts(eqx.Module):
     steps: Int[Array, " trajectories"] | None = None
     """How many steps of each trajectory count; None for all of them."""
 
-    def concat(self, more: "ImaginedStarts") -> "ImaginedStarts":
-        """These, then `more`, as one."""
-        return jax.tree.map(lambda a, b: jnp.concat([a, b]), self, more)
-
 
 def write_rows(
     buffer: Buffer,
@@ -100,7 +96,9 @@ def _write(rows, buffer: Buffer, count: Int[Array, ""]) -> Buffer:
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _write_rollout(rollout: Rollout, sound: Bool[Array, "trajectories steps"] | None, buffer: Buffer) -> Buffer:
+def write_rollout(measured: tuple[Rollout, Bool[Array, "trajectories steps"] | None], buffer: Buffer) -> Buffer:
+    """`append_rollout` with the episode and its sound steps as one argument, compiled: `buffer` is consumed."""
+    rollout, sound = measured
     rows, valid = rollout_rows(rollout, buffer.following.shape[1])
     order = jnp.argsort(~valid, stable=True)  # valid rows first, in order; the rest is overwritten by the next episode
     x, u, y = (part[order] for part in rows)
@@ -128,7 +126,7 @@ def append_rollout(buffer: Buffer, rollout: Rollout, sound: Bool[Array, "traject
     `sound` marks the steps without a spike or a stuck sensor; None means all. Pure, also under `jax.vmap`. `buffer` is
     consumed, and must have room for N·H rows: see `make_room`.
     """
-    return _write_rollout(rollout, sound, buffer)
+    return write_rollout((rollout, sound), buffer)
 
 
 def append(buffer: Buffer, rollout: Rollout, sound: Bool[Array, "trajectories steps"] | None = None) -> Buffer:

@@ -1,11 +1,11 @@
-"""Random offsets on the commands of imagined trajectories: they find what lies beyond a dead band.
+"""Random offsets on the commands of imagined trajectories, so that the policy learns its way out of a dead band.
 
-Hydraulic valves do nothing over a part of their range, stiction holds a joint until it is overcome. In there the
-derivative of the motion by the command is zero, and a policy whose commands stay inside never learns to leave. The mean
-over offsets that reach beyond has the slope of the wider surroundings: randomised smoothing. Offsets are the larger the
-less a small change of the command does compared with a large one. They are no larger than what moves the robot as the
-task may ask for: half of a strong motor's torque would throw an arm about, and teach nothing but to hold against it
-(`find_effects`).
+A hydraulic valve does nothing over a part of its range, and stiction holds a joint until it is overcome. Inside such a
+band the derivative of the motion with respect to the command is zero, and a policy whose commands stay there never
+learns to leave. Averaging over offsets that reach beyond the band gives a useful slope (randomised smoothing). The less
+a small change of the command does compared with a large one, the larger the offsets. They stay within what moves the
+robot as fast as the task may ask for: half of a strong motor's torque would throw an arm about, and teach it only to
+resist (`find_effects`).
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ BEYOND = 1e6
 
 
 class CommandNoise(NamedTuple):
-    """What decides on an episode's offsets besides the settings."""
+    """Inputs, besides the settings, that determine an episode's offsets."""
 
     key: PRNGKeyArray
     """For the random numbers."""
@@ -57,7 +57,7 @@ class Saturated(eqx.Module):
 
 
 class CommandEffects(NamedTuple):
-    """What the model says that changes of each command do, where the policy is."""
+    """The effect of a change of each command near the policy, as the model predicts it."""
 
     dead_bands: Float[Array, " commands"]
     """How much less a small change does than a large one, per unit: 0 no less, 1 nothing."""

@@ -1,13 +1,13 @@
 """The corrected model: the learned dynamics with their measured errors added back.
 
-Along a measured trajectory the model f makes the errors e_τ = x_{τ+1} − f(x_τ, u_τ) (`optim.rollout.model_errors`).
+Along a measured trajectory the model f has the errors e_τ = x_{τ+1} − f(x_τ, u_τ) (`optim.rollout.model_errors`).
 Rolled out with them,
 
     x̂_0 = x_0,   u_τ = π(x̂_τ),   x̂_{τ+1} = f(x̂_τ, u_τ) + e_τ,
 
-the model is exact at the policy that made the data, and its error grows only with the distance from it. Imagined
-trajectories have other starts and references; their errors are zero, or those of a measured trajectory. Their commands
-may be disturbed (`command_noise`), so that a policy learns what lies beyond a dead band.
+the model is exact for the policy that produced the data, and its error grows only with the distance from that policy.
+Imagined trajectories have other starts and references; their errors are zero, or those of a measured trajectory. Their
+commands may be disturbed (`command_noise`), so that a policy learns to leave a dead band.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from .buffer import ImaginedStarts
 def half_range(policy: Policy) -> Float[Array, " commands"]:
     """Half the range of each command channel: the unit in which commands of every robot are of order one.
 
-    Infinite for what a base remembers (`agent.memory`): that is no command, and its change counts for nothing.
+    Infinite for what a base remembers (`agent.memory`): that is not a command, and its change counts for nothing.
     """
     limits = policy.spec.limits
     half = (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
@@ -114,7 +114,7 @@ class LatePolicy(eqx.Module):
     """A policy behind a first-order lag: what is sent is u + a (u⁻ − u), with u⁻ sent before; a < 0 is a lead.
 
     At a frequency well below the control rate a lag of a delays by about a / (1 − a) periods; constant commands pass
-    as they are. u⁻ is in the state. What a base remembers is no command, and is never late.
+    as they are. u⁻ is in the state. What a base remembers is not a command, and is never late.
     """
 
     policy: Policy
@@ -124,7 +124,7 @@ class LatePolicy(eqx.Module):
     def __call__(
         self, state: Float[Array, " state"], preview: Float[Array, "points outputs"]
     ) -> Float[Array, " commands"]:
-        """What is sent."""
+        """The command that is sent."""
         command, layout = self.policy(state, preview), self.policy.spec.layout
         own, memory = command[: layout.num_commands], command[layout.num_commands :]
         return jnp.concat([own + self.lag * (last_command(layout, state) - own), memory])

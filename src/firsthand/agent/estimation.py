@@ -1,15 +1,15 @@
-"""Learning the observer: states estimated from stored measurements, the loss over them, and whether it pays.
+"""Learning the observer: states estimated from stored measurements, the loss over them, and whether the observer helps.
 
-An observer (`firsthand_onboard.observer`) has a model f_θ of its own, because its state is another one: behind a late
-velocity sensor the register holds what the sensor shows, the estimate what the robot does. Both are trained on the same
-data. A window of the observer's loss begins at an estimate and has two parts,
+An observer (`firsthand_onboard.observer`) has a model f_θ of its own, because its state has another meaning: behind a
+late velocity sensor the register holds what the sensor shows, and the estimate what the robot does. Both models are
+trained on the same data. A window of the observer's loss begins at an estimate and has two parts,
 
     closed, k ≤ C:       x̂_{k+1} = f_θ(x̂_k, u_k) + L ψ(y_{k+1} − h(f_θ(x̂_k, u_k))),
     free,   k ≤ C + T:   x̂_{k+1} = f_θ(x̂_k, u_k),
 
 and in both ρ((y_{k+1} − h(f_θ(x̂_k, u_k)))/s) counts, with ρ and s as in `agent.windows`. The closed part trains the
 gain L on what follows from a correction, the free part makes the model fit for roll-outs. With the register's gain and
-taps the closed part is the one-step loss: the observer leaves the register only where data ask for it.
+taps the closed part is the one-step loss, so the observer departs from the register only where the data support it.
 """
 
 import dataclasses
@@ -338,7 +338,7 @@ def observed_loss(
 
 
 def split_observer(observer: Observer) -> tuple[Observer, Observer]:
-    """What is trained by gradients (θ, L, taps), and the rest."""
+    """Split into the part that gradients train (θ, L, taps), and the rest."""
     trained = jax.tree.map(eqx.is_inexact_array, observer)
     trained = eqx.tree_at(lambda o: (o.parameters.change_scale, o.parameters.scale), trained, (False, False))
     return eqx.partition(observer, trained)

@@ -21,7 +21,7 @@ from .trees import select_tree
 
 
 class PolicyReport(NamedTuple):
-    """What an episode's policy update did."""
+    """The report of an episode's policy update."""
 
     cost: Float[Array, ""]
     """Mean cost of the measured episode."""
@@ -147,7 +147,7 @@ class _Progress(NamedTuple):
     report: StepReport
     """The last step's report."""
     pace: Float[Array, ""]
-    """What η is multiplied by in the next step."""
+    """Factor on η in the next step."""
 
 
 def _initial_progress(policy: Policy) -> _Progress:

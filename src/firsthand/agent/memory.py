@@ -1,13 +1,13 @@
 """The closed loop of a policy on top of a base controller: the base's memory is part of the state.
 
 With a base the policy has a memory m (`models.Policy`): z = (x, m) is the loop's state and v = (u, m⁺) what the policy
-returns. The model of that loop is known where the model of x is,
+returns. The model of that loop follows from the model of x,
 
     F((x, m), (u, m⁺)) = (f(x, u), m⁺),
 
 so that gradients, Gauss–Newton steps and roll-outs differentiate through the base as through the policy, and nothing of
-the base is learned. Buffer, model and observer go on with x alone. Without a base everything here returns what it is
-given.
+the base is learned. Buffer, model and observer use x alone. Without a base every function here returns its input
+unchanged.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class LoopCost:
         return self.cost(state[: self.state], command[: self.commands], reference)
 
     def residuals(self, state: Array, command: Array, reference: Array) -> Float[Array, " residuals"]:
-        """What c is the sum of squares of."""
+        """The residuals; c is the sum of their squares."""
         return self.cost.residuals(state[: self.state], command[: self.commands], reference)
 
     def with_steeper_limits(self, power: int) -> "LoopCost":

@@ -26,7 +26,7 @@ from .windows import (
 
 
 class ModelReport(NamedTuple):
-    """What an episode's model update did."""
+    """The report of an episode's model update."""
 
     loss: Float[Array, ""]
     """Mean loss on the mini-batches over the last Adam steps: a tenth of them, or a round on roll-outs."""

@@ -1,9 +1,9 @@
 """Refining a policy that the model predicts well: Gauss–Newton steps on the corrected model, each on fresh references.
 
 The residuals are those of tracking, change of command and joint limits; the step itself, its system and its bounds are
-those of `optim.gauss_newton`. The last centimetre needs it: late in a run directions differ by orders of magnitude in
-how much they matter, and a gradient step is as short as the steepest of them allows. Each solve begins at a share of
-the last solution, so that directions of small curvature are worked out over many steps.
+those of `optim.gauss_newton`. The last centimetre needs them: late in a run the curvature differs by orders of
+magnitude between directions, and the steepest one limits a gradient step. Each solve starts from a share of the last
+solution, so directions of small curvature are resolved over many steps.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class LeastSquaresCost(Protocol):
     def residuals(
         self, state: Float[Array, " state"], command: Float[Array, " commands"], reference: Float[Array, " outputs"], /
     ) -> Float[Array, " residuals"]:
-        """What c is the sum of squares of."""
+        """The residuals; c is the sum of their squares."""
         ...
 
     def with_steeper_limits(self, power: int) -> "LeastSquaresCost":
@@ -57,7 +57,7 @@ class LeastSquaresCost(Protocol):
 
 
 class Refinement(eqx.Module):
-    """What refinement carries from step to step and from episode to episode."""
+    """The state of refinement, carried from step to step and from episode to episode."""
 
     direction: Float[Array, " parameters"]
     """The last solution w, with which the next solve begins; zero where there is none."""

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 (`setting` is a `dataclasses.field`)
-"""The agent's settings, in small groups. Each setting says here what it is, its default and what it may be.
+"""The agent's settings, in small groups. Each setting is declared here: its meaning, default and allowed values.
 
 The command line's options, `config.json` and the checks all follow from these declarations: to add a setting, add one
 line to a group. This module imports neither JAX nor NumPy. `agent.trees` makes settings a pytree: numbers with a
@@ -26,10 +26,10 @@ LARGEST_COUNT = 1_000_000
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a setting may be, and what it is."""
+    """The allowed values of a setting, and its description."""
 
     doc: str
-    """What the setting does; the command line's help shows it."""
+    """Description of the setting, for the command line's help."""
     above: float | None = None
     """The value is larger than this …"""
     minimum: float | None = None
@@ -390,7 +390,7 @@ class RefinementSettings(Group):
     )
     mean_share: Number = setting(
         0.3,
-        "a few failed trajectories are no surprise unless the plain mean cost times this is one",
+        "a few failed trajectories are not a surprise unless the plain mean cost times this is one",
         minimum=0,
         maximum=1,
     )
@@ -587,7 +587,7 @@ def option_name(name: str) -> str:
 
 
 def option_words(settings: Settings, base: Settings) -> list[str]:
-    """What to type to get `settings` where `base` is the preset."""
+    """The options that turn the preset `base` into `settings`."""
     before, words = base.flat(), []
     for name, value in settings.flat().items():
         if value != before[name]:

@@ -1,4 +1,4 @@
-"""The learner's whole state, as a named pytree that is passed in and returned."""
+"""The learner's whole state, as one named pytree."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from .track_record import TrackRecord
 
 
 class LearnerState(eqx.Module):
-    """What Algorithm 1 carries from episode to episode, apart from the data."""
+    """The state that Algorithm 1 carries from episode to episode, apart from the data."""
 
     policy: Policy
     """π_φ."""
@@ -34,11 +34,11 @@ class LearnerState(eqx.Module):
     expected_cost: Float[Array, ""]
     """The mean cost that the model predicted for the policy now in use; NaN when nothing was predicted."""
     refinement: Refinement
-    """What Gauss–Newton steps carry on."""
+    """The state of Gauss–Newton steps."""
     largest_cost: Float[Array, ""]
     """The largest measured cost so far: what progress is measured by."""
     record: TrackRecord
-    """What is usual, and the last proven policy."""
+    """Usual costs and step lengths, and the last proven policy."""
     refused: Int[Array, ""]
     """Updates refused so far because something was not finite or a bound did not hold."""
     refused_in_a_row: Int[Array, ""]
@@ -84,5 +84,5 @@ class LearnerState(eqx.Module):
 
     @property
     def controller(self) -> Controller:
-        """What runs on the robot: the policy, with the observer where it is in use."""
+        """The controller for the robot: the policy, with the observer where it is in use."""
         return Controller(self.policy, self.observer)

@@ -1,8 +1,8 @@
-"""What is usual of late, and the last policy that was proven: what judged steps and roll-back compare with.
+"""Recent costs and step lengths, and the last proven policy. Judged steps and roll-back compare with them.
 
-The preconditioned step −η w/(1 + s), with s = ∇ᵀw, is longest where s = 1: for a gradient of a norm about √ε, and not
-for the largest one. Early gradients are far larger than that and late ones far smaller, so late in a run it is an odd
-episode that gets the longest step of all. `limit_length` holds a step to a multiple of those of late.
+The preconditioned step −η w/(1 + s), with s = ∇ᵀw, is longest where s = 1: for a gradient with a norm of about √ε, not
+for the largest gradient. Early gradients are far larger than that and late ones far smaller, so late in a run an
+unusual episode gets the longest step of all. `limit_length` limits a step to a multiple of the recent ones.
 """
 
 import equinox as eqx
@@ -19,7 +19,7 @@ from .trees import select_tree
 
 
 class TrackRecord(eqx.Module):
-    """What the last episodes were like."""
+    """Statistics of the last episodes."""
 
     proven: Policy
     """The last policy whose episode cost no more than usual."""

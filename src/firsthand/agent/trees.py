@@ -1,4 +1,4 @@
-"""Settings as a pytree, and what the agent does with whole pytrees."""
+"""Settings as a pytree, and helpers for whole pytrees."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One episode's update: the model, then the policy. What is not finite never reaches the parameters."""
+"""One episode's update: the model, then the policy. Values that are not finite never reach the parameters."""
 
 import dataclasses
 from typing import cast

@@ -1,8 +1,8 @@
 """Windows of consecutive transitions, and the model's loss over them.
 
-One-step least squares on noisy measurements gives attenuated Jacobians: the noise is in the model's inputs, too (errors
-in variables). A roll-out feeds the model its own predictions, so that only the first step of a window sees the noise of
-a measurement. From the state x_t of a window's first row,
+One-step least squares on noisy measurements underestimates the Jacobians, because the noise is in the model's inputs,
+too (errors in variables). A roll-out feeds the model its own predictions, so that only the first step of a window sees
+the noise of a measurement. From the state x_t of a window's first row,
 
     x̂_t = x_t,   x̂_{k+1} = f_θ(x̂_k, u_k),   ℓ_T(θ) = mean over windows, k ≤ T and entries of ρ((x̂_{k+1} − y_{k+1})/s),
 

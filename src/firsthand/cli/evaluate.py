@@ -45,7 +45,7 @@ class Evaluate:
         from ..robots.onboard import set_authority
         from ..robots.registry import find_robot
         from ..robots.user_file import short_name
-        from ..runs import atomic
+        from ..runs import packed
         from ..training.run import Run
         from ..units import unit_of
         from .results import evaluate_kept, find_oracle, oracle_failed, print_evaluation
@@ -71,7 +71,7 @@ class Evaluate:
             data = {"unit": found.task.unit, **result.as_dict()}
             if oracle is not None:
                 data["oracle"] = {**asdict(oracle), "failed": oracle_failed(result, oracle)}
-            print(json.dumps(atomic.plain_values(data, nonfinite="null"), indent=2, allow_nan=False))
+            print(json.dumps(packed.plain_values(data, nonfinite="null"), indent=2, allow_nan=False))
         else:
             print_evaluation(found.name, unit_of(found.task.unit), result, oracle)
         return 0

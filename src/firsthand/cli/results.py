@@ -1,4 +1,4 @@
-"""What is shown after training and by `firsthand evaluate`."""
+"""The output after training and of `firsthand evaluate`."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ def find_oracle(robot: AbstractRobot, *, compute: bool, speed: float | None = No
 
 
 def print_prior(prior: Prior) -> None:
-    """What a run starts from: what was taken of each log, what was refused and why."""
+    """The starting point of a run: the accepted part of each log, and the reasons for the rest."""
     console = Console(stderr=True)
     if prior.init is not None:
         what = {"both": "model and policy"}.get(prior.init.parts, prior.init.parts)
@@ -131,7 +131,7 @@ def print_prior(prior: Prior) -> None:
 
 
 def print_advice(lines: Sequence[Mapping[str, Any]]) -> None:
-    """What the metrics of a run suggest."""
+    """Advice that follows from the metrics of a run."""
     for advice in advise(lines):
         notify(f"Advice: {advice.text}" if advice.urgent else advice.text)
 

@@ -232,7 +232,7 @@ def _progress(name: str) -> Any:
 
 
 def _print_logs(logs: list[Any]) -> None:
-    """What is taken of each log, what is refused and why."""
+    """The accepted part of each log, and the reasons for the rest."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape

@@ -178,7 +178,7 @@ class Train:
             keep_going=self.keep_going,
         )
         if not robot.task.cost.is_least_squares and config.settings.refines:
-            notify("The task's cost is no sum of squares, so the policy is not refined by Gauss–Newton steps.")
+            notify("The task's cost is not a sum of squares, so the policy is not refined by Gauss–Newton steps.")
         if self.resume:
             for note in trainer.resume():
                 notify(note)
@@ -189,7 +189,7 @@ class Train:
                 for part in (display, self._page(run.path), *events, control.serving(trainer.episode)):
                     around.enter_context(part)
                 trainer.train()
-                with contextlib.suppress(EpisodeAbandoned):  # whoever stops does not wait for a robot that is away
+                with contextlib.suppress(EpisodeAbandoned):  # a stop does not wait for a robot that is away
                     robot.measured()  # a robot that failed in the last episode reports it now
         except RobotFailed as failed:
             raise UserError(
@@ -197,7 +197,7 @@ class Train:
             ) from failed
         except TrainingStopped as stopped:
             notify(
-                f"firsthand: {stopped}\nEverything is written ({trainer.episode} episodes). Go on all the same with: "
+                f"firsthand: {stopped}\nEverything is written ({trainer.episode} episodes). Continue anyway with: "
                 f"{go_on} --keep-going"
             )
             return 1
@@ -238,7 +238,7 @@ class Train:
         return base
 
     def _origin(self) -> dict[str, Any]:
-        """What to start from, as `gather` takes it."""
+        """The starting point, as `gather` takes it."""
         if self.topics is not None and not self.data:
             raise UserError(f"topics is {self.topics}, but there is no --data that it could describe.")
         return {"init_from": self.init_from, "init": self.init or "both", "data": self.data, "topics": self.topics}
@@ -260,7 +260,7 @@ class Train:
         return GuardSettings(authority=self.authority)
 
     def _supervisor(self, robot: Any, stop: Any, ask_at_page: Any, prior: Any) -> Any:
-        """What looks at each new policy before it runs: a guard for a machine, and where somebody wants to be asked."""
+        """The supervisor of new policies: a guard for a machine, or if approval is asked for."""
         from ..training.approval import ask_by_file, ask_in_terminal
         from ..training.base_guard import BaseGuard, BaseSettings
         from ..training.fleet_guard import FleetGuard

@@ -4,8 +4,8 @@
     control/requests/….json      one file per request, written by anybody, removed by the trainer when it is dealt with
     control/events.jsonl         the trainer's: a line for everything that a curve should be marked with
 
-Whoever may write to the run's folder may control the run; there is no other lock. A request names the session of the
-trainer that it is meant for, so that none outlives it: a stop that came too late does not stop the next trainer.
+Anybody who may write to the run's folder may control the run; there is no other lock. A request names the session of
+the trainer that it is meant for, so that none outlives it: a stop that came too late does not stop the next trainer.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..runs import atomic
+from ..runs import atomic, packed
 
 FORMAT = 1
 FOLDER, REQUESTS, STATUS, EVENTS = "control", "requests", "status.json", "events.jsonl"
@@ -68,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Status:
-    """What the trainer says about itself."""
+    """The trainer's report about itself."""
 
     session: str
     """Drawn anew by every trainer."""
@@ -95,7 +95,7 @@ class Status:
     question: Mapping[str, Any] | None = None
     """`number` and `text` of what waits to be approved."""
     machine: Mapping[str, Any] | None = None
-    """What a machine across the network says: `state`, `fault`, `fault_number`, `reachable`; None for others."""
+    """The report of a machine across the network: `state`, `fault`, `fault_number`, `reachable`; None for others."""
     message: str = ""
     """Why it failed, or what else a person should know."""
     pending: tuple[str, ...] = ()
@@ -118,9 +118,9 @@ class Event:
     kind: str
     """payload, return, restore, checkpoint, pause, reject, fault."""
     text: str
-    """For people."""
+    """Description for people."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What a resumed trainer must know: the payload."""
+    """State for a resumed trainer: the payload."""
 
 
 def folder_of(run: str | os.PathLike[str]) -> Path:
@@ -142,7 +142,7 @@ def send(run: str | os.PathLike[str], request: Request) -> str:
 
 
 def waiting(run: str | os.PathLike[str]) -> list[str]:
-    """The names of requests that nobody has dealt with, oldest first."""
+    """The names of requests that are still open, oldest first."""
     try:
         return sorted(name for name in os.listdir(folder_of(run) / REQUESTS) if _NAME.fullmatch(name))
     except OSError:
@@ -168,7 +168,7 @@ def read_request(run: str | os.PathLike[str], name: str) -> Request:
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is no request.") from error
+        raise UserError(f"{path} is not a request.") from error
 
 
 # Status.
@@ -178,7 +178,7 @@ def publish(run: str | os.PathLike[str], status: Status) -> None:
     """Replace the status in one step. Not flushed to the disk: after a power failure it means nothing anyway."""
     path = folder_of(run) / STATUS
     temporary = path.with_name(f".{STATUS}.{os.getpid():08x}.tmp")
-    content = atomic.plain_values({"format": FORMAT, **asdict(status)}, nonfinite="null")
+    content = packed.plain_values({"format": FORMAT, **asdict(status)}, nonfinite="null")
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with os.fdopen(handle, "wb") as file:
@@ -223,7 +223,7 @@ def _sound(content: Mapping[str, Any]) -> bool:
 def append_event(run: str | os.PathLike[str], event: Event) -> None:
     """Add a line. A line counts when its newline is there; what a crash tore off is cut here."""
     path = folder_of(run) / EVENTS
-    line = json.dumps(atomic.plain_values(asdict(event), nonfinite="null"), allow_nan=False) + "\n"
+    line = json.dumps(packed.plain_values(asdict(event), nonfinite="null"), allow_nan=False) + "\n"
     with os.fdopen(atomic.open_to_change(path, os.O_RDWR | os.O_APPEND), "a+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size:

@@ -34,7 +34,7 @@ def address_of(robot: str) -> str | None:
 
 
 def watch_machines(address: str) -> "Watch | FleetWatch":
-    """Who watches what is at an address, or at several with commas between them."""
+    """The watch over the machine at an address, or over several with commas between them."""
     addresses = address.split(",")
     return Watch(address) if len(addresses) == 1 else FleetWatch(addresses)
 
@@ -119,7 +119,7 @@ class Operator:
 class Watch:
     """A thread that owns the operator's link to a machine: looks at it, and acknowledges where others ask.
 
-    A stop waits for neither: it has a link of its own, in the thread of whoever asks.
+    A stop waits for neither: it has a link of its own, in the thread of the caller.
     """
 
     def __init__(self, address: str) -> None:
@@ -129,7 +129,7 @@ class Watch:
         self._asked: queue.Queue[tuple[int, float, queue.Queue] | None] = queue.Queue()
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start watching."""
         threading.Thread(target=self._run, name="machine", daemon=True).start()
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class Watch:
                 if time.monotonic() > until:
                     raise UserError("the machine did not answer; what was acknowledged is forgotten.")
                 answer.put(self.operator.acknowledge(number))
-            except Exception as error:  # for whoever asked; this thread goes on looking
+            except Exception as error:  # reported to the caller; this thread goes on
                 answer.put(error)
             self.seen = self.operator.look()
 
@@ -184,7 +184,7 @@ class FleetWatch:
 
     @property
     def seen(self) -> dict[str, Any] | None:
-        """What the first machine in trouble said last; where all are well, what the first one said."""
+        """The last report of the first machine in trouble; if all are well, that of the first machine."""
         seen = [(i, watch.seen) for i, watch in enumerate(self.watches) if watch.seen is not None]
         if not seen:
             return None
@@ -195,7 +195,7 @@ class FleetWatch:
         return {**worst, "fault": fault, "fault_number": number, "reachable": reachable}
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start watching."""
         for watch in self.watches:
             watch.start()
 

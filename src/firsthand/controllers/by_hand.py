@@ -1,4 +1,4 @@
-"""Episodes under a controller that is no policy: step by step with nothing but `AbstractRobot.play`."""
+"""Episodes under a controller that is not a policy: step by step with nothing but `AbstractRobot.play`."""
 
 from abc import abstractmethod
 from typing import Protocol, runtime_checkable

@@ -23,10 +23,10 @@ class Design:
     parameters: int
     """Numbers that were identified."""
     robot_time_s: float
-    """What identification took of the robot's time."""
+    """Robot time that identification took."""
     processor_time_s: float
     kind: str
-    """For people."""
+    """A name for people."""
 
 
 def design_controller(robot: AbstractRobot, task: Task, *, seed: int = 0) -> Design:

@@ -42,7 +42,7 @@ INSPECTION_OVERRUN = 1.2
 
 @dataclass(frozen=True)
 class Axis:
-    """What identification found out about one joint."""
+    """One joint as identified."""
 
     sign: float
     """−1 where a positive command lowers the position."""

@@ -59,7 +59,7 @@ class OutputModel:
     coupling: Float[np.ndarray, "outputs commands"]
     dead_steps: int
     robot_time_s: float = 0.0
-    """What it took to identify it."""
+    """Robot time that its identification took."""
     processor_time_s: float = 0.0
 
 
@@ -86,7 +86,7 @@ def fit_outputs(spec: ControlSpec, recorded: Recording) -> OutputModel:
     half = (np.asarray(spec.limits.command_high) - np.asarray(spec.limits.command_low)) / 2
     actions = (recorded.commands - neutral(spec)) / half
     now, change = recorded.before[:, entries], recorded.change[:, entries]
-    moving = _moving(spec, recorded, entries)
+    moving = _recent_motion(spec, recorded, entries)
     usual = np.nanquantile(np.abs(change), 0.98, axis=0)
     spiked = (np.abs(change) > OUTLIER * np.maximum(usual, 1e-12)).any(axis=1)
     spiked[1:] |= spiked[:-1]
@@ -131,7 +131,7 @@ def fit_outputs(spec: ControlSpec, recorded: Recording) -> OutputModel:
     )
 
 
-def _moving(spec: ControlSpec, recorded: Recording, entries: tuple[int, ...]) -> np.ndarray:
+def _recent_motion(spec: ControlSpec, recorded: Recording, entries: tuple[int, ...]) -> np.ndarray:
     """How far each output moved in the period before: from its measured speed, or the difference to the row before."""
     layout = spec.layout
     before = np.full((len(recorded), len(entries)), np.nan)

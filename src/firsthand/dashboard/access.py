@@ -1,4 +1,4 @@
-"""Who may see the page: whoever has the token, from the address that was printed, and nobody else.
+"""Who may see the page: only a browser with the token, at the address that was printed.
 
 A plain ASGI layer around everything, pages, scripts and websockets alike:
 

@@ -42,7 +42,7 @@ def page_process(run: Path, notify: Callable[[str], object]) -> Iterator[None]:
 
 
 def main() -> None:
-    """Serve one run until the trainer is gone and nobody looks any more."""
+    """Serve one run until its trainer has ended and no browser is connected."""
     from .run_list import RunList
     from .server import listen, serve
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..advice import EPISODES_NEEDED
-from ..runs.checks import read_line
+from ..runs.packed import read_line
 
 COLUMNS = (
     "episode",

@@ -62,7 +62,7 @@ class View:
         ui.timer(REFRESH_S, self.refresh)
 
     def refresh(self) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         run = self.state.run
         self.error.refresh_choices()
         for part in (self.header, self.banners, self.figures, self.operator):

@@ -33,7 +33,7 @@ class Requests:
             elif run.watch is not None and kind in ("stop", "acknowledge"):
                 ui.notify(await background.io_bound(run.watch.ask, kind, value), type="positive")
             else:
-                ui.notify("Nobody is training this run now.", type="warning")
+                ui.notify("No trainer is running for this run.", type="warning")
         except UserError as error:
             ui.notify(str(error), type="negative")
 

@@ -24,7 +24,7 @@ class RunInfo:
     payload: str
     unit: Unit
     score: Score
-    """What policies are judged by."""
+    """The number that policies are judged by."""
     spec: ControlSpec
     step_bound: float
     """η/(2√ε), which no policy step exceeds."""

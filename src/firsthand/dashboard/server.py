@@ -45,7 +45,7 @@ class Place:
 
     @property
     def address(self) -> str:
-        """What to open in the browser; whoever has it may control the run."""
+        """The address to open in the browser. Anybody who has it may control the run."""
         return f"http://{self.hosts[0]}/?token={self.token}"
 
 
@@ -148,7 +148,7 @@ _TASKS: set[asyncio.Task] = set()
 
 
 def _keep(task: asyncio.Task) -> None:
-    """A task that nobody holds may be collected in the middle."""
+    """Tasks, so that they are not garbage-collected while they run."""
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
 

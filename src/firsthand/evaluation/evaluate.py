@@ -18,12 +18,12 @@ from .metrics import TrackingMetrics, seen_steps, tracking_metrics
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came out, per reference and together."""
+    """The metrics, per reference and together."""
 
     references: tuple[EvaluationReference, ...]
-    """What was followed."""
+    """The references."""
     records: tuple[EpisodeRecord, ...]
-    """What the robot did, in the same order."""
+    """The robot's trajectories, in the same order."""
     metrics: tuple[TrackingMetrics, ...]
     """The metrics of each, in the same order."""
     overall: TrackingMetrics

@@ -86,7 +86,7 @@ class Loop(eqx.Module):
         flat, unravel = ravel_pytree(plant.reset(jnp.asarray(task.home, jnp.float32)))
         return Loop(plant, jnp.zeros_like(flat), jnp.ones_like(flat), task, unravel)
 
-    def standardised(self, states: Float[np.ndarray, "samples plant"]) -> "Loop":
+    def standardise(self, states: Float[np.ndarray, "samples plant"]) -> "Loop":
         """The same with center and scale of these states."""
         center, scale = states.mean(axis=0), states.std(axis=0)
         scale = np.where(scale > 1e-6 * np.maximum(np.abs(center), 1.0), scale, 1.0)
@@ -107,11 +107,11 @@ class Loop(eqx.Module):
         return ravel_pytree(self.plant.step(self.unravel(state), command, key=key))[0]
 
     def truth(self, state: Array) -> Array:
-        """What exact sensors show."""
+        """The measurement of exact sensors."""
         return self.plant.truth(self.unravel(state))
 
     def seen(self, state: Array, register: Array) -> Array:
-        """What an informed policy sees."""
+        """The input of an informed policy."""
         return jnp.concat([register, (state - self.center) / self.scale])
 
 
@@ -129,7 +129,7 @@ class Batch(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What came of a batch."""
+    """The result of a batch."""
 
     states: Float[Array, "trajectories steps_and_last plant"]
     registers: Float[Array, "trajectories steps_and_last state"]
@@ -246,7 +246,7 @@ def _residuals(loop: Loop, rollout: Rollout) -> Float[Array, "trajectories steps
 
 
 class Improvement(NamedTuple):
-    """What one step did."""
+    """The result of one step."""
 
     policy: InformedPolicy
     direction: Float[Array, " parameters"]

@@ -25,7 +25,7 @@ NORMAL_MEDIAN = 0.6745
 MIN_EFFECT_SAMPLES = 4
 """Samples per coefficient that `command_effect` needs."""
 MIN_UNEXPLAINED = 1e-3
-"""What is left open below this share of a channel's declared change per step is too small to tell anything."""
+"""An unexplained change below this share of a channel's declared change per step is too small to be used."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def noise_floor(spec: ControlSpec, record: EpisodeRecord) -> float:
     """The mean tracking error that the sensors alone would show of a robot without any; NaN where that is not known.
 
     The difference between what was measured and the truth, where that is known. Elsewhere the noise of each coordinate
-    follows from its fourth differences, in which smooth motion leaves next to nothing.
+    follows from its fourth differences, in which smooth motion almost vanishes.
     """
     steps = record.commands.shape[1]
     output = np.asarray(tracked_output(spec, record.measured[:, :steps].astype(np.float64)))
@@ -107,8 +107,8 @@ def noise_floor(spec: ControlSpec, record: EpisodeRecord) -> float:
 def whole_error(spec: ControlSpec, record: EpisodeRecord) -> float:
     """The mean error over every step that was asked for; a robot that ended early counts as standing where it ended.
 
-    For comparing controllers of robots that fall: the error over the steps that happened is smallest for whoever falls
-    at once.
+    For comparing controllers of robots that fall: the error over the steps that happened favours a robot that falls at
+    once.
     """
     steps = record.commands.shape[1]
     output = np.asarray(tracked_output(spec, record.best_known[:, :steps].astype(np.float64)))

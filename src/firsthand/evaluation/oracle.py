@@ -50,7 +50,7 @@ class OracleBudget:
 
 @dataclass(frozen=True)
 class OracleResult:
-    """What the oracle reached."""
+    """The oracle's result."""
 
     random_error: float
     """Mean tracking error on random references that it was not trained on."""
@@ -61,7 +61,7 @@ class OracleResult:
 
 
 def fingerprint(plant: AbstractPlant, task: Task, budget: OracleBudget) -> str:
-    """What an oracle depends on, as a hash: plant parameters, task and budget."""
+    """A hash of everything that an oracle depends on: plant parameters, task and budget."""
     leaves, structure = jax.tree.flatten(plant)
     parts = [str(VERSION), str(structure), task.spec.to_json(), repr(budget)]
     parts += [repr(part).replace(repr(task.spec), "") for part in (task.cost, task.sample_goals)]
@@ -73,14 +73,14 @@ def fingerprint(plant: AbstractPlant, task: Task, budget: OracleBudget) -> str:
 
 
 CHAINED = 3
-"""Trajectories in a row for a robot whose goals are no configurations: it can only start at home."""
+"""Trajectories in a row for a robot whose goals are not configurations: it can only start at home."""
 
 
 def reference_pool(task: Task, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Start positions `(count, positions)` and the references from them, drawn as in training.
 
     Where goals are configurations, every reference starts in the last one's goal. Where they are points of the tracked
-    output, nobody knows the configuration there: every reference starts at home and is a chain of several.
+    output, the configuration there is not known: every reference starts at home and is a chain of several.
     """
     spec = task.spec
     position = np.asarray(task.home, float)
@@ -139,7 +139,7 @@ def _traceable(starts: np.ndarray, references: np.ndarray) -> References:
 
 
 def _follow(plant: AbstractPlant, task: Task, policy: Policy, start: Array, points: Array) -> tuple[Array, Array]:
-    """What is measured, and commanded, from a start at rest along a reference."""
+    """Measurements and commands from a start at rest along a reference."""
     key = jax.random.key(0)
     state = at_rest(plant, task.spec, start, key=key)
     _, measured, commands, _ = track(plant, policy, task.spec, state, points, key=key)

@@ -16,7 +16,7 @@ PAPER_SOFT_ARM = {
 
 
 def published_results(robot: str) -> dict[str, tuple[float, float, float, float, float]]:
-    """What was published for a robot of this kind: empty where nothing was."""
+    """Published results for a robot of this kind; empty if there are none."""
     if robot.startswith("excavator"):
         return PAPER_TABLE_1
     return PAPER_SOFT_ARM if robot == "soft-arm" else {}

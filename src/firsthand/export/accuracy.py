@@ -88,7 +88,7 @@ def exact_commands(
 
 
 def starting_memories(spec: ControlSpec, control: BaseControl, states: np.ndarray) -> list[np.ndarray]:
-    """What a base remembers when a motion begins in each state, in double precision."""
+    """A base's memory when a motion begins in each state, in double precision."""
     exact = as_type(control, np.float64)
     return [exact.restart(spec, state) for state in states.astype(np.float64)]
 
@@ -100,11 +100,11 @@ class Observations(NamedTuple):
     """Inputs of many single steps of an observer."""
 
     carry: ObserverState
-    """What it carried to each step; it had not restarted yet."""
+    """Its state at each step; it had not restarted yet."""
     commands: np.ndarray
-    """What was applied, `(count, commands)`."""
+    """The applied commands, `(count, commands)`."""
     measured: np.ndarray
-    """What was measured then, `(count, measured)`, with NaN where it is missing."""
+    """The measurements, `(count, measured)`, with NaN where one is missing."""
 
 
 def random_observations(spec: ControlSpec, observer: Observer, count: int, seed: int) -> Observations:

@@ -1,4 +1,4 @@
-"""What goes with an exported policy, so that nobody has to guess what it is."""
+"""The card that goes with an exported policy: what it is, what it was trained on and how well it does."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class ModelCard:
     """Where a policy comes from, what it reached, and what it expects."""
 
     robot: str
-    """What the specification calls the robot."""
+    """The robot's name in the specification."""
     learned_on: str
     """Which robot it was learned on: a simulated one, a learned simulator, a machine."""
     run: str
@@ -30,11 +30,11 @@ class ModelCard:
     tracking_error: float | None
     """Mean tracking error of that episode, on random references."""
     period_s: float
-    """It must be called at this rate."""
+    """The rate at which the policy must be called."""
     measured: tuple[str, ...]
-    """What is measured, in this order."""
+    """Names of the measurements, in order."""
     commands: tuple[str, ...]
-    """What is commanded, in this order."""
+    """Names of the commands, in order."""
     command_low: tuple[float, ...]
     """Lowest commands."""
     command_high: tuple[float, ...]
@@ -52,7 +52,7 @@ class ModelCard:
     angles: tuple[str, ...] = ()
     """Measurements that are counted on where an angle would jump at ±π."""
     unit: str = METRES.name
-    """Of the tracked output."""
+    """Unit of the tracked output."""
     base: str = ""
     """The kind of controller that the policy runs on top of; empty where there is none."""
     neutral: tuple[float, ...] = ()
@@ -62,7 +62,7 @@ class ModelCard:
     command_units: tuple[str, ...] = ()
     """Units of the commands, likewise."""
     output_names: tuple[str, ...] = ()
-    """What the coordinates of the tracked output are called."""
+    """Names of the tracked output's coordinates."""
     cost: float | None = None
     """Mean cost of a step of that episode, where that is what policies are judged by."""
     observer_sha256: str = ""

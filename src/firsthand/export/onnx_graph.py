@@ -20,7 +20,7 @@ from .serial_tip import onnx_error, onnx_tip
 
 OPSET = 17
 CARRIED = ("clipped", "missing", "restarts")
-"""What an observer counts, besides its state."""
+"""Counters of an observer, besides its state."""
 
 
 class _Graph:

@@ -21,7 +21,7 @@ from ..robots import EpisodeRecord
 from ..training.run import Run
 
 PAUSE_S = 10.0
-"""Time between two motions in the file that do not continue each other, so that nobody takes them for one."""
+"""Time between two motions in the file that do not continue each other, so that they are not taken for one motion."""
 JOINT_TOPIC, TRACKED_TOPIC, REFERENCE_TOPIC = "/joint_states", "/firsthand/tracked", "/firsthand/reference"
 ERROR_TOPIC, PROGRESS_TOPIC = "/firsthand/error", "/firsthand/progress"
 JOINT_STATE, NUMBERS = "sensor_msgs/msg/JointState", "std_msgs/msg/Float64MultiArray"
@@ -64,9 +64,9 @@ class Step(NamedTuple):
     trajectory: int
     """Of the episode, from 1."""
     measured: np.ndarray
-    """What was measured."""
+    """The measurements."""
     command: np.ndarray
-    """What was applied from then on; of a measurement that ends a motion, the command before it."""
+    """The command applied from then on; for a measurement that ends a motion, the command before it."""
     tracked: np.ndarray
     """The tracked output."""
     reference: np.ndarray

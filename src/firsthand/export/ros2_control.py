@@ -73,7 +73,7 @@ def state_interface(measured: str) -> str:
 
 
 def command_interface(command: str) -> str:
-    """What is commanded is the hardware's to name; effort, until the user says otherwise."""
+    """The command interface, which depends on the hardware; effort, unless the user changes it."""
     return f"{command}/effort"
 
 

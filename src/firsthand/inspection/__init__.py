@@ -23,7 +23,7 @@ def write_inspection(inspection: Inspection, folder: Path) -> Path:
     }
     saved = {name: save(figure) for name, figure in drawn.items()}
     atomic.make_folder(folder)
-    atomic.write_json(folder / "inspection.json", atomic.plain_values(inspection.as_dict(), nonfinite="null"))
+    atomic.write_json(folder / "inspection.json", packed.plain_values(inspection.as_dict(), nonfinite="null"))
     info = {"kind": "inspection", "robot": inspection.robot, "period_s": inspection.spec.period_s}
     atomic.write_bytes(folder / "recording.safetensors", packed.pack(inspection.recording.arrays(), info))
     for name, (png, svg) in saved.items():

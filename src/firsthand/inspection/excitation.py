@@ -1,8 +1,8 @@
 """Pushes a robot gently and records what it does, with nothing but `AbstractRobot.play`.
 
-One channel after the other, from small to larger: a push for a while, the opposite until the robot is back, rest. Every
-few control periods the positions are looked at; a push that leads towards a limit, or far away, is cut and taken
-back. Then all channels at once. At the end, and whenever something goes wrong, the command is neutral.
+One channel after the other, from small to larger: a push for a while, the opposite until the robot is back, rest. The
+positions are checked every few control periods; a push that leads towards a limit, or far away, is cut short and
+reversed. Then all channels at once. At the end, and after any error, the command is neutral.
 """
 
 from collections.abc import Callable

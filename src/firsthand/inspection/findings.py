@@ -69,7 +69,7 @@ class ChannelFindings:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an inspection found out about a robot, in control periods and in the robot's own units."""
+    """The findings of an inspection, in control periods and in the robot's own units."""
 
     channels: tuple[ChannelFindings, ...]
     stands_still: bool
@@ -80,7 +80,7 @@ class Findings:
     """Mean change per second under the neutral command."""
     coupling: Coupling
     notes: tuple[str, ...]
-    """What a reader should know."""
+    """Notes for the reader."""
 
 
 def identify(recording: Recording, spec: ControlSpec) -> Findings:

@@ -1,4 +1,4 @@
-"""What the robot does by itself, so that what a command does can be told from it."""
+"""The robot's own motion, which has to be separated from the effect of a command."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""An inspection as a whole: what was recorded, what was found, what is proposed."""
+"""An inspection as a whole: recording, findings and proposals."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

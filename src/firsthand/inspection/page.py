@@ -1,4 +1,4 @@
-"""What the HTML page of an inspection says; `report/templates/inspection.html` is how."""
+"""The content of an inspection's HTML page; its layout is in `report/templates/inspection.html`."""
 
 from collections.abc import Mapping
 from typing import Any

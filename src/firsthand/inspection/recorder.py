@@ -39,7 +39,7 @@ class Recorder:
         self._fresh = False
         """Whether the robot was restarted at the end of the last chunk."""
         self.activity = ""
-        """What is going on, for people."""
+        """The current activity, for people."""
         self.positions = self._read_positions()
         """The newest ones."""
         self.speed: Positions = np.zeros(len(guard.index))

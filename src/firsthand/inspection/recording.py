@@ -1,4 +1,4 @@
-"""What was done to the robot and what it measured, as arrays."""
+"""The commands and measurements of an inspection, as arrays."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,9 +45,9 @@ class Recording:
     commands: Float[np.ndarray, "steps commands"]
     """As sent, in the unit of the command."""
     before: Float[np.ndarray, "steps measured"]
-    """What was measured before the command."""
+    """The measurement before the command."""
     after: Float[np.ndarray, "steps measured"]
-    """What was measured one period later; NaN where the robot ended or measured nothing, and was restarted."""
+    """The measurement one period later; NaN where the robot ended or measured nothing, and was restarted."""
     joined: Bool[np.ndarray, " steps"]
     """Whether a period followed its predecessor without a restart in between."""
     pushes: tuple[Push, ...]
@@ -64,7 +64,7 @@ class Recording:
 
     @property
     def change(self) -> Float[np.ndarray, "steps measured"]:
-        """What changed in each period; NaN where the robot was restarted."""
+        """The change in each period; NaN where the robot was restarted."""
         return self.after - self.before
 
     def alone(self, channel: int) -> tuple[Push, ...]:

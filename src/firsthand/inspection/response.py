@@ -32,7 +32,7 @@ class StepResponse:
     position: Float[np.ndarray, " steps"]
     rate: Float[np.ndarray, " steps"]
     acceleration: Float[np.ndarray, " steps"]
-    """What each period adds to the rate beyond the robot's own motion, per second."""
+    """The contribution of each period to the rate beyond the robot's own motion, per second."""
     command: float
     """The push, in the unit of the command, from neutral."""
 

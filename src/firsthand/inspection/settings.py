@@ -1,4 +1,4 @@
-"""What is asked of an inspection."""
+"""The settings of an inspection."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How far each position goes on after its command has become neutral: what the robot's gate must know."""
+"""How far each position goes on after its command has become neutral, which the robot's gate must know."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from .recording import Recording
 FAST = 0.4
 """Stops from less than this share of the highest speed at which the command became neutral are left to noise."""
 SAFETY = 1.2
-"""What is proposed, over what was measured."""
+"""Ratio of the proposed to the measured value."""
 
 
 def measure_stopping(recording: Recording, findings: Findings, spec: ControlSpec) -> dict[str, list[Any]] | None:

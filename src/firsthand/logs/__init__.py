@@ -1,4 +1,4 @@
-"""What robots did, read from files: our run folders, CSV, MCAP, rosbag2, LeRobot datasets."""
+"""Logs of robots, read from files: our run folders, CSV, MCAP, rosbag2, LeRobot datasets."""
 
 from .base import Log as Log
 from .base import Series as Series

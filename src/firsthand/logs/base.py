@@ -1,4 +1,4 @@
-"""A log in memory: stretches without a gap, and how many rows were refused for which reason."""
+"""A log in memory: stretches without a gap, and the number of rows refused, by reason."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -44,20 +44,20 @@ class Transitions(NamedTuple):
 
 @dataclass(frozen=True)
 class Log:
-    """What was read from one file or folder."""
+    """The content of one file or folder."""
 
     path: str
     """Where it was read from."""
     sha256: str
     """SHA-256 of the file's bytes; of a run folder, of all its episodes in order."""
     series: tuple[Series, ...]
-    """What is usable, in order of time."""
+    """The usable part, in order of time."""
     rows: int
     """Rows in the file."""
     refused: Counter[str] = field(default_factory=Counter)
     """Rows that cannot be used, by reason."""
     note: str = ""
-    """What else the user should know: resampled, columns ignored."""
+    """Further notes for the user: resampled, columns ignored."""
 
     @property
     def usable(self) -> int:

@@ -19,7 +19,7 @@ from ..runs import RunFolder, atomic
 from .base import Log, Series
 
 SAME_QUANTITIES = ("period_s", "layout.measured", "layout.commands", "layout.position", "layout.velocity")
-"""What two robots must have in common for a log of one to say something about the other."""
+"""Fields in which two robots must agree for a log of one to be used for the other."""
 COMMAND_RATIO = 3.0
 """A command range that differs from today's by more than this factor is in another unit."""
 DID_NOT_HAPPEN = "the step did not happen: its trajectory was cut"

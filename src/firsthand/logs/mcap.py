@@ -139,7 +139,7 @@ def _messages(
             data = _unpack(path, outer)
             total += len(data)
             if total > limit:
-                raise UserError(f"{path} has {size} bytes and unpacks to more than {limit}: that is no log of a robot.")
+                raise UserError(f"{path} has {size} bytes and unpacks to over {limit}: that is not a log of a robot.")
             inside = breakup_chunk(dataclasses.replace(outer, compression="", data=data))
         else:
             inside = [outer]

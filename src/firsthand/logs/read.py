@@ -1,4 +1,4 @@
-"""Which reader a path needs."""
+"""Choosing the reader for a path."""
 
 import hashlib
 from pathlib import Path

@@ -58,7 +58,7 @@ def label(name: str) -> str:
 
 @dataclass
 class _Samples:
-    """What was read of one topic."""
+    """The content of one topic."""
 
     read: list[tuple[int, Callable[[Any], Any]]]
     """Which column a value goes to, and how it is found in a message."""
@@ -83,7 +83,7 @@ def read_messages(
 ) -> Log:
     """The log in messages (channel, log time in ns, content).
 
-    `known` lists the topics of the file, for whoever mapped one that it lacks.
+    `known` lists the topics of the file, for the message about one that it lacks.
     """
     samples = {topic: _Samples([]) for topic in topics.topics}
     for column, source in enumerate(topics.sources):
@@ -132,7 +132,7 @@ def _rows(path: str, sha256: str, spec: ControlSpec, topics: TopicMap, samples: 
         for j, (column, _) in enumerate(found.read):
             values_j = values[:, j] * topics.sources[column].factor
             if column >= spec.layout.num_measured:
-                columns[:, column] = _held(own, values_j, time, topics.hold_s)
+                columns[:, column] = _average_held(own, values_j, time, topics.hold_s)
             else:
                 columns[:, column] = values_j if topic == lead else _interpolate(own, values_j, time, spec.period_s)
     split = spec.layout.num_measured
@@ -154,7 +154,7 @@ def _interpolate(own: np.ndarray, values: np.ndarray, time: np.ndarray, period_s
     return np.where(own[after] - own[after - 1] <= reach, found, np.nan)
 
 
-def _held(own: np.ndarray, values: np.ndarray, time: np.ndarray, hold_s: float) -> np.ndarray:
+def _average_held(own: np.ndarray, values: np.ndarray, time: np.ndarray, hold_s: float) -> np.ndarray:
     """The mean of a held command from each row to the next; not a number before the first, and where it grew old."""
     if np.array_equal(own, time):
         return values
@@ -229,7 +229,7 @@ def _getter(path: str, source: Source) -> Callable[[Any], float]:
 
 
 def _names(message: Any) -> list[str]:
-    """What the entries of a message's lists are called."""
+    """Names of the entries of a message's lists."""
     for name in NAME_FIELDS:
         found = getattr(message, name, None)
         if isinstance(found, list) and all(isinstance(entry, str) for entry in found):

@@ -85,7 +85,8 @@ def _check_storage(file: Path) -> None:
         with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
             others = database.execute("SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index')")
             if (other := others.fetchone()) is not None:  # a view may compute without end
-                raise UserError(f"{file} is no rosbag2: its database has a {other[0]} {other[1]!r}, not only tables.")
+                kind, name = other
+                raise UserError(f"{file} is not a rosbag2: its database has a {kind} {name!r}, not only tables.")
 
 
 def _messages(reader: Any, topics: TopicMap) -> Iterator[tuple[Channel, int, bytes]]:

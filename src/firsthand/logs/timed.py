@@ -1,4 +1,4 @@
-"""Rows with a time each, onto the robot's control period."""
+"""Resampling of timed rows to the robot's control period."""
 
 from collections import Counter
 

@@ -71,7 +71,7 @@ def read_cycles(path: Path, spec: ControlSpec) -> tuple[EvaluationReference, ...
     points = _column(path, arrays, "reference", spec.num_outputs)
     parts = [points[part] for part in _cycles(path, arrays, len(points))]
     if not np.isfinite(points).all():
-        raise UserError(f"{path}: reference has values that are no finite numbers.")
+        raise UserError(f"{path}: reference has values that are not finite numbers.")
     if len(spec.layout.position) != spec.num_outputs or not parts:
         raise UserError(f"{path} has no cycles that {spec.robot} could follow: positions are not what it tracks.")
     return tuple(EvaluationReference(f"cycle {i + 1}", part, part[0]) for i, part in enumerate(parts))

@@ -2,8 +2,8 @@
 
 from firsthand_onboard.observer import predicted_entries as predicted_entries
 
-from .controller import Controller as Controller
-from .controller import Observer as Observer
-from .controller import as_controller as as_controller
+from .networks import Controller as Controller
 from .networks import Dynamics as Dynamics
+from .networks import Observer as Observer
 from .networks import Policy as Policy
+from .networks import as_controller as as_controller

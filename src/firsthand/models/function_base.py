@@ -59,7 +59,7 @@ def function_base(function: Any, name: str, spec: ControlSpec) -> FunctionBase:
 
     Args:
         function: `controller(measurement, reference, state) -> (command, state)`, of JAX. Its state begins as the
-            default of its third parameter, `()` where there is none. A parameter `preview` gets the reference now and
+            default of its third parameter, `()` without a default. A parameter `preview` gets the reference now and
             ahead, `(1 + preview, outputs)`.
         name: what it is called in messages.
         spec: the robot's.

@@ -1,4 +1,8 @@
-"""The two networks: the policy π_φ and the dynamics model f_θ, both two tanh layers written for one sample."""
+"""Policy, dynamics model, observer and controller, as pytrees that are written for one sample.
+
+The policy π_φ and the dynamics model f_θ are networks of tanh layers; an observer estimates the state that the policy
+sees. `Controller` is what runs on a robot: a policy and, where there is one, its observer.
+"""
 
 from collections.abc import Mapping
 
@@ -8,12 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from firsthand_onboard import ControlSpec
-from firsthand_onboard.base_control import BaseControl, base_arrays, base_from_arrays, has_base
-from firsthand_onboard.observer import predict_change, predict_state, predicted_entries
+from firsthand_onboard import ControlSpec, NumpyController, NumpyObserver, NumpyPolicy
+from firsthand_onboard.base_control import BaseControl, NumpyBase, base_arrays, base_from_arrays, has_base
+from firsthand_onboard.numpy_observer import has_observer, observer_arrays, observer_from_arrays
+from firsthand_onboard.observer import (
+    ObserverParameters,
+    ObserverSettings,
+    predict_change,
+    predict_state,
+    predicted_entries,
+    register_gain,
+    register_taps,
+)
 from firsthand_onboard.policy import policy_command
 
 Layers = tuple[tuple[Float[Array, "_out _in"], Float[Array, " _out"]], ...]
+NEVER_CLIPPED = 1e6
+"""Change scales that no innovation reaches."""
 
 
 def initial_layers(sizes: tuple[int, ...], *, key: PRNGKeyArray, last_gain: float = 1.0) -> Layers:
@@ -135,3 +150,77 @@ class Dynamics(eqx.Module):
         ratio = self.change_scale / scale
         last = (weight * ratio[:, None], bias * ratio)
         return Dynamics((*hidden, last), scale, self.spec)
+
+
+class Observer(eqx.Module):
+    """The learned observer (`firsthand_onboard.observer`) as a pytree: its parameters can be trained."""
+
+    parameters: ObserverParameters
+    settings: ObserverSettings = eqx.field(static=True)
+    spec: ControlSpec = eqx.field(static=True)
+
+    @staticmethod
+    def register(dynamics: Dynamics, settings: ObserverSettings | None = None) -> "Observer":
+        """The observer that is the plain register, with this model: where learning begins."""
+        spec = dynamics.spec
+        unit = jnp.asarray(spec.scales.change_scale)
+        gain, taps = (jnp.asarray(part, unit.dtype) for part in (register_gain(spec), register_taps(spec)))
+        parameters = ObserverParameters(dynamics.layers, dynamics.change_scale, gain, taps, NEVER_CLIPPED * unit)
+        return Observer(parameters, settings or ObserverSettings.of(spec), spec)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The observer as named arrays, for a file."""
+        return observer_arrays(self)
+
+    @staticmethod
+    def from_arrays(spec: ControlSpec, arrays: Mapping[str, np.ndarray]) -> "Observer":
+        """The observer from named arrays; others are ignored."""
+        parameters, settings = observer_from_arrays(spec, arrays)
+        return Observer(jax.tree.map(jnp.asarray, parameters), settings, spec)
+
+
+class Controller(eqx.Module):
+    """A policy with its observer; without one the policy sees the plain register of measurements and commands."""
+
+    policy: Policy
+    observer: Observer | None = None
+
+    def __call__(
+        self, state: Float[Array, " state"], preview: Float[Array, "points outputs"]
+    ) -> Float[Array, " commands"]:
+        """The policy's command in a state: the observer's estimate, or the register."""
+        return self.policy(state, preview)
+
+    @property
+    def layers(self) -> Layers:
+        """The policy's weights."""
+        return self.policy.layers
+
+    @property
+    def spec(self) -> ControlSpec:
+        """The policy's specification."""
+        return self.policy.spec
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Policy and observer as named arrays, for a file."""
+        return {**self.policy.arrays(), **({} if self.observer is None else self.observer.arrays())}
+
+    @staticmethod
+    def from_arrays(spec: ControlSpec, arrays: Mapping[str, np.ndarray]) -> "Controller":
+        """Policy and observer from named arrays; others are ignored."""
+        observer = Observer.from_arrays(spec, arrays) if has_observer(arrays) else None
+        return Controller(Policy.from_arrays(spec, arrays), observer)
+
+    def for_robot(self) -> NumpyController:
+        """The same in numpy, as a robot runs it."""
+        spec, single = self.spec, np.float32
+        control = self.policy.control
+        base = None if control is None else NumpyBase(spec, control)
+        layers = [(np.asarray(w, single), np.asarray(b, single)) for w, b in self.policy.layers]
+        policy = NumpyPolicy(spec, layers, base)
+        return NumpyController(policy, None if self.observer is None else NumpyObserver.of(spec, self.observer))
+
+
+def as_controller(policy: Policy | Controller) -> Controller:
+    """A bare policy as a controller without an observer."""
+    return policy if isinstance(policy, Controller) else Controller(policy)

@@ -1,4 +1,4 @@
-"""The optimiser alone: closed-loop gradients and bounded steps for own dynamics, own policies and own costs.
+"""The optimiser alone: closed-loop gradients and bounded steps for your own dynamics, policies and costs.
 
 Works on generic pytrees and functions, as Optax does, and knows no robot:
 

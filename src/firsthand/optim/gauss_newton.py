@@ -6,14 +6,14 @@ the policy's feedback, and M = ε I + α J Jᵀ the paper's measure of a step, t
 
     ‖r + R Δφ‖² + λ ΔφᵀM Δφ,    so that    (RᵀR + λ M) Δφ = −Rᵀr.
 
-The paper's Λ has the rank-one ∇∇ᵀ where this has RᵀR: what the cost's curvature is along every direction, not along
-the gradient alone. Late in learning directions differ by orders of magnitude in how much they matter, and a gradient
-step is as short as the steepest of them allows.
+The paper's Λ has the rank-one ∇∇ᵀ in the place of RᵀR, which holds the cost's curvature along every direction, not only
+along the gradient. Late in learning the curvature differs by orders of magnitude between directions, and the steepest
+one limits a gradient step.
 
-The system is solved by a few conjugate gradients with Jacobian-vector products, linear in parameters and steps. The
-solve may begin at the last solution: directions of small curvature are then worked out over many steps. The solution w
-is scaled along itself to the minimum, after which wᵀ(RᵀR + λM)w = wᵀRᵀr =: s holds whatever w is. By Cauchy–Schwarz
-s ≤ ‖r‖² = g, and therefore
+The system is solved by a few conjugate-gradient iterations with Jacobian-vector products, linear in parameters and
+steps. The solve may start from the last solution: directions of small curvature are then resolved over many steps. The
+solution w is scaled along itself to the minimum, after which wᵀ(RᵀR + λM)w = wᵀRᵀr =: s holds whatever w is. By
+Cauchy–Schwarz s ≤ ‖r‖² = g, and therefore
 
     ‖Δφ‖ ≤ √(g/(λε)),   ‖JᵀΔφ‖ ≤ √(g/(λα)),   0 ≤ s ≤ g:
 
@@ -46,9 +46,9 @@ class LeastSquares(NamedTuple):
     pull: Callable[[Array], Array]
     """y ↦ Rᵀ y."""
     weights: Float[Array, "trajectories 1 1"]
-    """What the residuals of each trajectory are multiplied by."""
+    """Factor on the residuals of each trajectory."""
     rollout: Rollout
-    """What the model predicts that the policy does."""
+    """The policy's trajectories as the model predicts them."""
 
 
 def step_residuals(residuals: ResidualFunction, rollout: Rollout) -> Float[Array, "trajectories steps residuals"]:

@@ -139,7 +139,7 @@ def damped_gradient(
     Where the model believes the closed loop unstable, the gradient grows without bound along the trajectory, and the
     preconditioned step, which falls like 1/‖∇‖, stops all learning. A smaller γ looks less far ahead and stays
     meaningful: γ, sγ, s²γ, … with s = `discount_factor` are tried in turn. The last is taken even if its gradient is
-    still too large: the step's bounds hold all the same.
+    still too large: the step's bounds hold anyway.
 
     Args:
         policy, dynamics, cost, rollout, outlier, chained: as in `closed_loop_gradient`.

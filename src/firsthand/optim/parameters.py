@@ -1,4 +1,4 @@
-"""What of a policy is optimised."""
+"""Which leaves of a policy are optimised."""
 
 import equinox as eqx
 import jax

@@ -9,7 +9,7 @@ satisfies wᵀ (ε I + α J Jᵀ) w = ∇ᵀw =: s (it is a Galerkin projection)
 
     ‖Δφ‖ ≤ η/(2√ε),   ‖JᵀΔφ‖ ≤ η/(2√α),   −η < ∇ᵀΔφ ≤ 0.
 
-Rounding wears the identity away when J is large, so w is finally scaled along its own direction until it holds again
+With a large J the identity is lost to rounding, so w is finally scaled along its own direction until it holds again
 (for an exact iterate the factor is one).
 """
 
@@ -195,7 +195,7 @@ class PreconditionState(NamedTuple):
     count: Int[Array, ""]
     """Updates so far, refused ones included."""
     report: StepReport
-    """What the last step was like; all zero before the first."""
+    """The report of the last step; all zero before the first."""
 
 
 def precondition(

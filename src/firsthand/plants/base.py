@@ -1,4 +1,4 @@
-"""What every simulated robot is: a differentiable pytree with reset, step and measure."""
+"""The interface of a simulated robot: a differentiable pytree with reset, step and measure."""
 
 from abc import abstractmethod
 from typing import Any
@@ -44,5 +44,5 @@ class AbstractPlant(eqx.Module):
         """What the sensors say. `key` feeds sensor noise; without noise the result does not depend on it."""
 
     def truth(self, state: Any) -> Float[Array, " measured"]:
-        """What exact sensors would show: errors are counted on this. Most plants measure exactly by themselves."""
+        """The measurement of exact sensors: errors are counted on it. Most plants measure exactly by themselves."""
         return self.measure(state, key=jax.random.key(0))

@@ -1,4 +1,4 @@
-"""`check_plant`: what every simulated plant must pass, whoever wrote it."""
+"""`check_plant`: the checks that every simulated plant must pass."""
 
 from dataclasses import dataclass
 

@@ -44,7 +44,7 @@ class DerivativeSettings(NamedTuple):
 
 
 class Derivatives(NamedTuple):
-    """What the check found; the fields are those of `check.PlantReport`."""
+    """Results of the check; the fields are those of `check.PlantReport`."""
 
     dtype: str
     error: float

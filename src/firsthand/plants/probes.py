@@ -46,7 +46,7 @@ class ScalarPlant(_AbstractProbe):
     a: Float[Array, ""] = eqx.field(converter=_as_float, default=1.0)
     """How much of x remains after one period."""
     b: Float[Array, ""] = eqx.field(converter=_as_float, default=0.1)
-    """What one unit of command adds to x in one period."""
+    """The change of x that one unit of command causes in one period."""
     period: float = eqx.field(static=True, default=0.1)
     """The control period in seconds. It does not enter the dynamics: a and b belong to it."""
 

@@ -32,18 +32,18 @@ PerEntry = Any
 
 
 class SensorState(NamedTuple):
-    """What sensors remember from one control period to the next."""
+    """The sensors' state, carried from one control period to the next."""
 
     previous: Any
     """y₋₁, the last true measurement, `(measured,)`."""
     history: Any
     """The low-passed values of now and of `delay` periods before, newest first, `(1 + delay, measured)`."""
     shown: Any
-    """What a sensor that gets stuck keeps showing, `(measured,)`."""
+    """The value at which a stuck sensor stays, `(measured,)`."""
 
 
 class SensorDraws(NamedTuple):
-    """What is random in one reading, each `(measured,)`."""
+    """The random parts of one reading, each `(measured,)`."""
 
     normal: Any
     """Standard normal: noise."""
@@ -141,7 +141,7 @@ class Sensors(eqx.Module):
         return SensorState(true, history, shown)
 
     def read(self, state: SensorState, draws: SensorDraws) -> Any:
-        """What the sensors show now."""
+        """The current measurement."""
         xp = namespace(state.shown)
         value = state.shown + self.noise * draws.normal
         step = xp.where(self.resolution > 0, self.resolution, 1.0)
@@ -192,7 +192,7 @@ class SensedPlant(AbstractWrapper):
         return after, self.sensors.advance(sensed, true, jax.random.normal(jitter_key, true.shape, true.dtype))
 
     def measure(self, state: Any, *, key: PRNGKeyArray) -> Float[Array, " measured"]:
-        """What the sensors show."""
+        """The measurement."""
         shape, dtype = state[1].shown.shape, state[1].shown.dtype
         normal_key, outlier_key, sign_key = jax.random.split(key, 3)
         draws = SensorDraws(
@@ -203,7 +203,7 @@ class SensedPlant(AbstractWrapper):
         return self.sensors.read(state[1], draws)
 
     def truth(self, state: Any) -> Float[Array, " measured"]:
-        """What exact sensors would show."""
+        """The measurement of exact sensors."""
         return self.plant.truth(state[0])
 
     def with_payload(self, kg: float) -> "SensedPlant":

@@ -25,11 +25,11 @@ class Switches:
     @classmethod
     def only(cls: type[AnySwitches], *names: str) -> AnySwitches:
         """These and no others."""
-        return replace(cls.none(), **dict.fromkeys(map(cls._known, names), True))
+        return replace(cls.none(), **dict.fromkeys(map(cls._check_name, names), True))
 
     def without(self: AnySwitches, *names: str) -> AnySwitches:
         """The same with these switched off."""
-        return replace(self, **dict.fromkeys(map(self._known, names), False))
+        return replace(self, **dict.fromkeys(map(self._check_name, names), False))
 
     @classmethod
     def parse(cls: type[AnySwitches], text: str) -> AnySwitches:
@@ -48,7 +48,7 @@ class Switches:
         return cls().without(*off) if off else cls.only(*on)
 
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         if name not in cls.names():
             raise UserError(
                 f"there is no effect {name!r}{suggest(name, cls.names())}; known are {', '.join(cls.names())}."

@@ -1,4 +1,4 @@
-"""What the figures draw, as plain arrays: taken from a run once, so that the figures know no files and no robots."""
+"""The data of figures, as plain arrays, taken from a run once. The figures know neither files nor robots."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class History:
     """The metrics of one run, by column. Several of them can be drawn into one figure."""
 
     label: str
-    """What the run is called in a legend."""
+    """Name of the run in a legend."""
     columns: Mapping[str, np.ndarray]
     """A field of metrics.jsonl per entry, `(episodes,)`; NaN where it was null or is missing."""
 
@@ -79,7 +79,7 @@ class PathPanel:
     """Paths against their references, for one panel."""
 
     title: str
-    """What was followed, and by whom."""
+    """The references, and the controllers that followed them."""
     pairs: tuple[tuple[np.ndarray, np.ndarray], ...]
     """(reference, path) per trajectory, each `(steps, 2)`; NaN where a step did not happen."""
     error_m: float
@@ -101,7 +101,7 @@ def _mean_error(spec: ControlSpec, record: EpisodeRecord) -> float:
 
 @dataclass(frozen=True)
 class PathAxes:
-    """What the axes of a path panel are."""
+    """The axes of a path panel."""
 
     labels: tuple[str, str]
     """Of the horizontal and the vertical axis."""
@@ -119,7 +119,7 @@ class Channel:
     """One signal over time and the limits it must keep."""
 
     name: str
-    """What it is, with its unit."""
+    """Its name, with the unit."""
     values: np.ndarray
     """`(steps,)`."""
     low: float
@@ -133,7 +133,7 @@ class OutputChannel:
     """One coordinate of the tracked output over time."""
 
     name: str
-    """What it is."""
+    """A description of it."""
     values: np.ndarray
     """`(steps,)`."""
     reference: np.ndarray
@@ -145,7 +145,7 @@ class TimeSeries:
     """One trajectory over time."""
 
     title: str
-    """What was followed."""
+    """The references."""
     time: np.ndarray
     """Seconds since the start, `(steps,)`."""
     error_m: np.ndarray
@@ -194,7 +194,7 @@ class Poses:
     """The robot at several instants along one trajectory."""
 
     title: str
-    """What was followed."""
+    """The references."""
     bodies: np.ndarray
     """From base to tip, `(poses, points, 2)`."""
     reference: np.ndarray

@@ -24,14 +24,14 @@ from .data import History, PathPanel, Poses, TimeSeries
 
 @dataclass(frozen=True)
 class RunReport:
-    """What the report of one run shows."""
+    """The content of one run's report."""
 
     run: Run
     """The run."""
     history: History
     """Its metrics."""
     advice: tuple[Advice, ...]
-    """What they suggest."""
+    """The advice that follows from them."""
     evaluation: Evaluation | None
     """The kept policy on the references that the learner never saw; None where that was not measured."""
     shapes: tuple[tuple[PathPanel, ...], ...]
@@ -43,16 +43,16 @@ class RunReport:
     poses: Poses | None
     """The robot along that path, where its parts are known."""
     oracle: dict[str, Any] | None
-    """What the oracle reaches, where it is known."""
+    """The oracle's error, where it is known."""
 
     @property
     def unit(self) -> Unit:
-        """Of the tracked output."""
+        """Unit of the tracked output."""
         return unit_of(self.run.description.unit)
 
     @property
     def score(self) -> Score:
-        """What policies are judged by."""
+        """The number that policies are judged by."""
         return self.run.description.score
 
     @property
@@ -137,7 +137,7 @@ def first_middle_last(episodes: list[int]) -> list[int]:
 
 
 def kept_policy_name(run: Run, last: int) -> tuple[str, int]:
-    """What the best proven policy is called, and its episode; that of the last episode where nothing is proven."""
+    """Name and episode of the best proven policy; of the last episode's policy where none is proven."""
     best = run.kept_episode()
     return (f"episode {last}", last) if best is None else (f"kept, of episode {best}", best)
 

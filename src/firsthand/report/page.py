@@ -262,7 +262,7 @@ def _health(report: RunReport, images: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _signals(report: RunReport) -> dict[str, Any]:
-    """What is measured and commanded, with units and ranges."""
+    """Measurements and commands, with units and ranges."""
     spec = report.run.description.spec
     layout, limits = spec.layout, spec.limits
     ranges = dict(zip(layout.position, zip(limits.position_low, limits.position_high, strict=True), strict=True))

@@ -1,8 +1,9 @@
-"""Which machines this user's trainer has met, and the secrets with which they prove that they are the ones.
+"""Which machines this user's trainer has met, and the secrets with which they prove their identity.
 
-A machine says who it is, and everybody may say that. At the first meeting it gives the trainer a secret, which lies in
-the user's state folder; from then on it is believed only if it answers a question with it. Who only knows the name of a
-machine cannot. Somebody in between, who hands question and answer on, could: against that there are certificates.
+A machine reports its identity, but anybody can report that. At the first connection it gives the trainer a secret,
+which is stored in the user's state folder. From then on the machine has to answer a challenge with it. The name of a
+machine alone is not enough to do that. An attacker who relays challenge and answer could pass: certificates prevent
+that.
 """
 
 import hmac
@@ -30,7 +31,7 @@ Ask = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 def is_the_one(machine: str, proves: bool, ask: Ask) -> bool:
     """Whether the machine that calls itself so is the one that was met before; at the first meeting it is believed."""
     if not NAME.fullmatch(machine):
-        return True  # a name that nobody has earned anything with
+        return True  # no authority was earned under this name
     known = _recall(machine)
     if known is None:
         if proves:

@@ -1,4 +1,4 @@
-"""Names of robots that are addresses; no network is imported for telling one."""
+"""Names of robots that are addresses. Recognising one imports no network code."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""Which robot files may be run: those that this user has named, or has said yes to, and only as they were then.
+"""Which robot files may run: those that this user has named or approved, with the content that they had then.
 
-A robot file is Python. A name that the user types is permission to run it; a name that was read from a file somebody
-else may have written is not. What was permitted is kept by path and SHA-256 in the user's own state folder.
+A robot file is Python. A name that the user types is permission to run it; a name read from a file, which somebody else
+may have written, is not. Permissions are stored by path and SHA-256 in the user's own state folder.
 """
 
 import contextlib

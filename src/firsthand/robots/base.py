@@ -40,11 +40,11 @@ class EpisodeRecord:
     valid: Bool[np.ndarray, "trajectories steps"]
     """Steps that happened."""
     truth: Float[np.ndarray, "trajectories steps_and_last measured"] | None = None
-    """What exact sensors would have shown, where that is known: errors are counted on it, nothing learns from it."""
+    """The measurement of exact sensors, where it is known: errors are counted on it, nothing learns from it."""
     restarts: Float[np.ndarray, "trajectories measured"] | None = None
     """How often the observer restarted each entry from its measurement; None where none ran."""
     memory: Float[np.ndarray, "trajectories memory"] | None = None
-    """What the policy's base remembered at the start of each trajectory; None where the policy has none."""
+    """The memory of the policy's base at the start of each trajectory; None without a base."""
     machines: Int[np.ndarray, " trajectories"] | None = None
     """Which machine ran each trajectory, of several that learn together; None for one robot."""
 
@@ -57,6 +57,15 @@ class EpisodeRecord:
     def best_known(self) -> Float[np.ndarray, "trajectories steps_and_last measured"]:
         """The truth where it is known, otherwise what was measured."""
         return self.measured if self.truth is None else self.truth
+
+    def early_ends(self, steps: int) -> float:
+        """The share of trajectories that ended before this many steps.
+
+        Trajectories that never began do not count; without any other the share is 1.
+        """
+        lengths = self.valid.sum(axis=1)
+        lengths = lengths[lengths > 0]
+        return float(np.mean(lengths < min(steps, self.valid.shape[1]))) if len(lengths) else 1.0
 
     def registers(self, layout: StateLayout) -> Float[np.ndarray, "trajectories state"]:
         """The plain state vector at the start of each trajectory: `starts`, but never an observer's estimate.
@@ -177,13 +186,13 @@ def operating_point(spec: ControlSpec) -> Float[np.ndarray, " commands"]:
 class AbstractRobot(ABC):
     """A robot as training sees it.
 
-    What a robot can do besides running episodes is declared here, with defaults for a robot that cannot. Nobody asks
-    a robot for its class.
+    What a robot can do besides running episodes is declared here, with defaults for a robot that cannot. No
+    code asks a robot for its class.
     """
 
     task: Task
     stand_in: bool = False
-    """Whether it only stands in for a robot that is not connected yet."""
+    """Whether it takes the place of a robot that is not connected yet."""
     hardware: bool = False
     """Whether it moves something real, or may: then only training and `firsthand evaluate` move it."""
     can_reset: bool = False
@@ -193,7 +202,7 @@ class AbstractRobot(ABC):
     authority: float = 1.0
     """Share of the command range around neutral that the next motions may use."""
     machine_id: str = ""
-    """Who the machine is, wherever it is; empty where that is not known, or nothing is earned on it."""
+    """Identity of the machine, wherever it is; empty if it is not known, or if nothing is earned on it."""
     pauses_between_trajectories: bool = False
     """Whether it calls `before_trajectory`; a robot that does not can pause between two episodes only."""
     before_trajectory: Callable[[], bool] | None = None
@@ -239,7 +248,7 @@ class AbstractRobot(ABC):
         raise UserError(f"payload is {kg:g} kg, but {self.task.name} cannot carry one.")
 
     def notes(self) -> list[str]:
-        """What the user should know about the motion so far."""
+        """Notes for the user about the motion so far."""
         return []
 
     def description(self) -> RobotDescription:
@@ -254,12 +263,12 @@ class AbstractRobot(ABC):
         )
 
     def true_measurement(self) -> Float[np.ndarray, " measured"] | None:
-        """What exact sensors would show now; None where that is not known."""
+        """The measurement of exact sensors now; None if it is not known."""
         return None
 
     @abstractmethod
     def measured(self) -> Float[np.ndarray, " measured"]:
-        """What the sensors say now."""
+        """The current measurement."""
 
     def shares(self, count: int) -> list[tuple[int, Float[np.ndarray, " measured"]]]:
         """Who runs the next `count` trajectories: how many each body takes, and what it measures now.

@@ -1,6 +1,6 @@
-"""What a run stores of its robot: everything that is needed to read the run where the robot is not at hand.
+"""What a run stores of its robot: everything that is needed to read the run without the robot.
 
-Plain data. Reading it runs no code of the robot's, opens no file besides config.json and makes no environment.
+Plain data. Reading it runs none of the robot's code, opens no file but config.json and creates no environment.
 """
 
 import json
@@ -42,7 +42,7 @@ class DescribedReference:
     """An evaluation reference at the task's own speed."""
 
     name: str
-    """What it is called in tables."""
+    """Its name in tables."""
     points: tuple[tuple[float, ...], ...]
     """The tracked output's target at each step."""
     start: tuple[float, ...]
@@ -56,7 +56,7 @@ class RobotDescription:
     spec: ControlSpec
     """The control specification: names, layout, kinematics, limits, control period, shape of the policy."""
     unit: str
-    """Of the tracked output."""
+    """Unit of the tracked output."""
     trajectories: int
     """N, trajectories per episode."""
     home: tuple[float, ...]
@@ -66,7 +66,7 @@ class RobotDescription:
     references: tuple[DescribedReference, ...] = ()
     """The evaluation references at this speed."""
     kind: Kind = "environment"
-    """What kind of robot it is."""
+    """The kind of robot."""
     angles: tuple[int, ...] = ()
     """Entries of the measurement that are angles and counted on across ±π."""
     payload_kg: float = 0.0
@@ -115,7 +115,7 @@ class RobotDescription:
 
     @property
     def name(self) -> str:
-        """What the control specification calls the robot."""
+        """The robot's name in the control specification."""
         return self.spec.robot
 
     @property
@@ -185,7 +185,7 @@ class RobotDescription:
 
 
 class _WrongField(Exception):
-    """What is wrong with a field, in words."""
+    """The error in a field, in words."""
 
 
 class _Fields:

@@ -1,8 +1,8 @@
-"""Which share of its command range a run has earned on a machine, so that nobody else's word for it is taken.
+"""Which share of the command range a run has earned on a machine, with proof that this user's trainer recorded it.
 
-A run folder may come from anybody. What a line of metrics.jsonl says about `authority` counts only on the machine that
-it names by its own identity, and only if this user's trainer has written it for this very run: the line carries a code
-that needs a key which lies in the user's state folder, and that holds for one machine, one run and one episode.
+A run folder may come from anybody. The `authority` in a line of metrics.jsonl counts only on the machine whose identity
+the line names, and only if this user's trainer has written the line for this run. The proof is a code made with a key
+from the user's state folder. It is valid for one machine, one run and one episode.
 """
 
 import hashlib

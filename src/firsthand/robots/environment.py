@@ -52,7 +52,7 @@ class Outcome(enum.Enum):
     ENDED = "ended"
     """The environment ended here; the step itself happened."""
     NOT_FINITE = "not finite"
-    """The observation was no number; the step counts for nothing. An observer predicts what is missing instead."""
+    """The observation was not a number; the step counts for nothing. An observer predicts what is missing instead."""
     LIMIT = "limit"
     """A position was about to leave its limits; the step itself happened."""
     LOST = "lost"
@@ -180,7 +180,7 @@ class Driver:
 
     @property
     def seen(self) -> Float[np.ndarray, " state"]:
-        """What the policy sees: the observer's estimate, or the state vector where there is none."""
+        """The policy's input: the observer's estimate, or the state vector without an observer."""
         return self.state if self._observer is None else self._observer.state
 
     def begin(self, points: Float[np.ndarray, "points outputs"]) -> Trajectory:
@@ -320,7 +320,7 @@ class Driver:
 
     @property
     def name(self) -> str:
-        """What the environment is called in messages."""
+        """Name of the environment in messages."""
         return environment_name(self.env)
 
 
@@ -387,11 +387,11 @@ class GymnasiumRobot(AbstractRobot):
         return Driver(self.environment, self.task.spec, seed=seed, sensors=self.sensors, gate=gate)
 
     def measured(self) -> Float[np.ndarray, " measured"]:
-        """What was measured last; says why, if the environment failed since."""
+        """The last measurement; an error with the reason, if the environment failed since."""
         return self.driver.measured()
 
     def true_measurement(self) -> Float[np.ndarray, " measured"] | None:
-        """What the environment shows behind simulated sensors; None where there are none."""
+        """The environment's exact measurement behind simulated sensors; None without them."""
         return None if self.sensors is None else self.driver.true
 
     def close(self) -> None:
@@ -585,7 +585,7 @@ class GymnasiumRobot(AbstractRobot):
         self.lost = driver.fault or self.lost
 
     def notes(self) -> list[str]:
-        """What the user should know about the motion so far."""
+        """Notes for the user about the motion so far."""
         why = {
             Outcome.ENDED: " because the environment ended early",
             Outcome.NOT_FINITE: " because an observation was not finite",

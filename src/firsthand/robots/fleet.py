@@ -1,9 +1,9 @@
 """Several machines of one kind as one robot: `firsthand train tcp/a tcp/b`.
 
 The trajectories of an episode are divided among the machines that are there, which move at the same time, each behind
-its own onboard program: its own lease, gate and authority. A machine that cannot be reached leaves its share of the
-episode out and is looked for in the background; the next episode in which it is there it takes part again. The loop
-sees one robot and one record.
+its own onboard program: its own lease, gate and authority. If a machine cannot be reached, its share of the episode is
+left out, and the trainer goes on trying to reach it in the background. It takes part again in the next episode for
+which it is there. The loop sees one robot and one record.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ class Member:
     excluded: bool = False
     """Whether it is not looked for any more: another kind of machine is there now."""
     controller: Policy | Controller | None = None
-    """What it runs in the next episode; None for what everybody runs."""
+    """Its policy in the next episode; None for the common one."""
 
     @property
     def address(self) -> str:
@@ -302,7 +302,7 @@ class Fleet(AbstractRobot):
 
     @property
     def machine_id(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The lead's."""
+        """That of the lead machine."""
         return self.lead.machine_id
 
     @property
@@ -312,7 +312,7 @@ class Fleet(AbstractRobot):
 
     @property
     def neutral_between_motions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The lead's."""
+        """That of the lead machine."""
         return self.lead.neutral_between_motions
 
     def measured(self) -> Float[np.ndarray, " measured"]:
@@ -371,7 +371,7 @@ class Fleet(AbstractRobot):
         for member in self.members:
             with contextlib.suppress(UserError):
                 member.robot.close()
-            if not member.excluded:  # whoever uses the fleet again asks all of them again
+            if not member.excluded:  # a later use of the fleet asks all of them again
                 member.away = ""
         self._closed, self._looking = threading.Event(), set()
 

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment as a robot: the user says what the observation holds, the rest is derived."""
+"""Any Gymnasium environment as a robot: the user declares what the observation holds, the rest is derived."""
 
 import math
 import re
@@ -67,7 +67,7 @@ class GymnasiumTask:
     angles: Sequence[int | str] = ()
     """Entries that are angles and jump at ±π: they are followed across the jump."""
     name: str | None = None
-    """What the robot is called; by default the environment's name."""
+    """The robot's name; by default the environment's."""
     period_s: float | None = None
     """Control period in seconds; by default the environment's own `dt`."""
     steps: int | None = None
@@ -115,19 +115,19 @@ class GymnasiumTask:
     """Whether a reference moves smoothly to its goal or is the goal from the start, a set-point; by default it moves
     where there is something to follow, and otherwise holds the middle of the position limits."""
     names: Sequence[str] | None = None
-    """What the entries of the measurement are called."""
+    """Names of the measurement's entries."""
     units: Sequence[str] | None = None
     """Their units; "" for one without."""
     command_names: Sequence[str] | None = None
-    """What the commands are called."""
+    """Names of the commands."""
     command_units: Sequence[str] | None = None
-    """Their units."""
+    """Units of the commands."""
     neutral: Numbers | None = None
     """The command that leaves the robot alone, 0 for a pump; by default the middle of the command range."""
     hidden: Sequence[int] = (128, 128)
     """Hidden layers of the policy."""
     scales: Scales | None = None
-    """What the policy's inputs are divided by; by default from limits and rates."""
+    """Scales of the policy's inputs; by default from limits and rates."""
     unit: str | None = None
     """Unit of what is tracked, for tables and figures; by default that of `units`, or else rad where only `angles` are
     tracked, otherwise m."""
@@ -210,7 +210,7 @@ class _Reader:
         return measurement(self.source.observe, observation)
 
     def place(self, env: Any, position: np.ndarray) -> Any | None:
-        """What the user's hook observes, or None without one."""
+        """The observation of the user's hook, or None without one."""
         if self.source.place is None:
             return None
         observation = self.source.place(env, position)
@@ -557,7 +557,7 @@ def _goal_box(source: GymnasiumTask, entries: tuple[int, ...], ranges: dict[int,
             continue
         for entry in entries:
             if entry not in ranges:
-                raise UserError(f"tracked names entry {entry}, which is no position; give goal_low and goal_high.")
+                raise UserError(f"tracked names entry {entry}, which is not a position; give goal_low and goal_high.")
         sides.append(tuple(ranges[entry][side] for entry in entries))
     for i, (a, b) in enumerate(zip(*sides, strict=True)):
         if not (a < b or (a == b and source.reference == "hold")):

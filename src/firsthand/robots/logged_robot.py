@@ -1,6 +1,6 @@
-"""A robot of which a log is at hand and nothing else: its names, limits and control period, from a small TOML file.
+"""A robot of which only a log is available: its names, limits and control period come from a small TOML file.
 
-It has a task like any other robot. It cannot move; the simulator that is fitted to its log can:
+It has a task like any other robot. It cannot move, but the simulator that is fitted to its log can:
 `firsthand simulator fit LOG --robot digger.toml --out SIM`.
 """
 
@@ -62,7 +62,7 @@ class LoggedRobot(RobotSource):
     """What somebody with a log knows about the robot. Lists have one entry per joint."""
 
     name: str
-    """What it is called."""
+    """Its name."""
     period_s: float
     """Control period in seconds."""
     joints: tuple[str, ...]
@@ -127,7 +127,7 @@ class LoggedRobot(RobotSource):
             raise UserError(f"dead_time_s is {self.dead_time_s:g}, but must lie between 0 and 10.")
         for joint in self.free:
             if joint not in self.joints:
-                raise UserError(f"free names {joint!r}, which is no joint{suggest(joint, self.joints)}.")
+                raise UserError(f"free names {joint!r}, which is not a joint{suggest(joint, self.joints)}.")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON or TOML."""

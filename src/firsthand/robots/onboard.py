@@ -31,7 +31,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class OnboardRobot(AbstractRobot):
-    """What an executor's robot is to training, wherever the executor runs."""
+    """A robot behind an executor, as training sees it, wherever the executor runs."""
 
     hardware: bool = True
     has_authority = True

@@ -1,4 +1,4 @@
-"""What is wrong or doubtful about a task before its robot moves for the first time. Nothing here moves a robot."""
+"""Checks of a task before its robot moves for the first time: errors and warnings. Nothing here moves a robot."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ SLOW_PERIOD_S, FAST_PERIOD_S = 10.0, 0.002
 SHORT_TRAJECTORY_S, LONG_TRAJECTORY_S = 0.5, 600.0
 LONG_STEPS = 200
 GUESSED_NAMES = ("position ", "velocity ", "measured ", "command ")
-"""How entries are called that nobody has named."""
+"""Names of entries that were not given one."""
 OTHER_UNIT = 5.0
 """Ranges outside its limits beyond which a position is measured in another unit."""
 WIDE_TURN = 2 * math.pi + 1e-3
@@ -54,10 +54,10 @@ class Finding:
     """One row of the table."""
 
     what: str
-    """What was looked at."""
+    """The subject of the check."""
     verdict: Verdict
     text: str
-    """What was found; for what is doubtful or wrong, with what would be right."""
+    """The result; for a warning or an error, with what would be right."""
 
 
 def check_robot(found: NamedRobot) -> list[Finding]:

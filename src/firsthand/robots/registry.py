@@ -1,4 +1,4 @@
-"""Robots by name: the ones that come with firsthand, and the ways in for everybody else's."""
+"""Robots by name: those that come with firsthand, and every way to name another one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class BuiltIn(RobotSource):
     """From a task and a payload in kg to the task with that payload, where it depends on it."""
 
     def make_task(self) -> Task:
-        """What is known about the robot."""
+        """Everything that is known about the robot."""
         return self.task()
 
     def make_robot(self, task: Task, *, payload_kg: float, seed: int) -> SimulatedRobot:
@@ -229,7 +229,7 @@ class NamedRobot:
     source: RobotSource
     """Makes the robot."""
     task: Task
-    """What is known about it."""
+    """Everything that is known about it."""
     file: RobotFile | None = None
     """The user's file that it comes from."""
 

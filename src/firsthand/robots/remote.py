@@ -118,7 +118,7 @@ class RemoteAddress:
         return self.name or self.ask_spec().robot
 
     def ask_spec(self) -> ControlSpec:
-        """The control specification of the robot that is there; `RobotAway` where nobody answers."""
+        """The control specification of the robot that is there; `RobotAway` if it does not answer."""
         try:
             return self._patiently(self._hello_spec)
         except VersionMismatch as error:
@@ -175,7 +175,7 @@ class Connection:
     about: About
     """The robot's answer to hello."""
     machine: str = ""
-    """Who it is, where that is believed."""
+    """Its identity, once proven; empty otherwise."""
     known_policy: str = ""
     """Digest of the policy that the robot was sent last."""
 
@@ -292,7 +292,7 @@ class RemoteRobot(OnboardRobot):
         """How many trajectories were done before a pause; the job that runs begins with the next one."""
         self._say_to = say
         self._trouble: float | None = None
-        self._said = ""
+        self._reported = ""
         self._was_paused = False
         self._homing = ""
         """Name of the job in which the machine goes home."""
@@ -392,7 +392,7 @@ class RemoteRobot(OnboardRobot):
 
     @property
     def machine_id(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What the machine calls itself, by a key of its own; empty where it cannot be reached soon."""
+        """The machine's name, from its own key; empty if it cannot be reached soon."""
         deadline = time.monotonic() + IDENTIFY_S
         while self._machine_id is None and time.monotonic() < deadline:
             try:
@@ -576,13 +576,13 @@ class RemoteRobot(OnboardRobot):
                 self._say(f"robot: {error}; trying again")
                 time.sleep(0.2)
             else:
-                self._trouble, self._said = None, ""
+                self._trouble, self._reported = None, ""
                 return result
 
     def _say(self, text: str) -> None:
-        if text == self._said:
+        if text == self._reported:
             return
-        self._said = text
+        self._reported = text
         if self._say_to is not None:
             self._say_to(text)
             return

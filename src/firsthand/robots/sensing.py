@@ -34,12 +34,12 @@ class Sensing:
         self._state = self._sensors.start(np.zeros(0, np.float32))
 
     def start(self, true: Float[np.ndarray, " measured"]) -> Float[np.ndarray, " measured"]:
-        """What is shown of a robot that has been standing like this."""
+        """The measurement of a robot that has been standing like this."""
         self._state = self._sensors.start(true)
         return self._read()
 
     def advance(self, true: Float[np.ndarray, " measured"]) -> Float[np.ndarray, " measured"]:
-        """What is shown one control period later."""
+        """The measurement one control period later."""
         jitter = self._rng.standard_normal(len(true), np.float32)
         self._state = self._sensors.advance(self._state, true, jitter)
         return self._read()

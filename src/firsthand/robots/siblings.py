@@ -1,8 +1,8 @@
-"""Modules beside a robot file: what it imports from its own folder is run only as the user has allowed it.
+"""Modules beside a robot file: what it imports from its own folder runs only if the user has allowed it.
 
-The folder is not put on Python's path, because then whatever lies there could be imported by anybody, and compiled
-files in it would be believed. Modules of it are found last, after everything that is installed; each is read once,
-compared with what the user has allowed, and that text is what runs.
+The folder is not put on Python's path: then any module could import any file in it, and compiled files in it would be
+trusted. Its modules are found last, after everything that is installed. Each is read once and compared with what the
+user has allowed, and exactly that text runs.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ class _Inside(MetaPathFinder):
 
 
 class _Beside(MetaPathFinder):
-    """Modules that nobody else has."""
+    """Modules that nothing else has imported."""
 
     def find_spec(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, fullname: str, path: Iterable[str] | None, target: ModuleType | None = None

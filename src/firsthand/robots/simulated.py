@@ -195,7 +195,7 @@ class SimulatedRobot(AbstractRobot):
         return measured_part(self.task.spec.layout, np.asarray(self._now[1]))
 
     def true_measurement(self) -> Float[np.ndarray, " measured"] | None:
-        """What exact sensors would show now."""
+        """The measurement of exact sensors now."""
         return np.asarray(_truth(self.plant, self._now[0]), np.float32)
 
     def run_episode(
@@ -229,7 +229,7 @@ class SimulatedRobot(AbstractRobot):
         spec = self.task.spec
         longest = max(len(r.points) for r in references) + spec.preview[-1]
         longest = -(-longest // 128) * 128  # speeds and seeds of one kind share a compiled length
-        padded = np.stack([_held(r.points, longest) for r in references])
+        padded = np.stack([_extend(r.points, longest) for r in references])
         positions = jnp.asarray(np.stack([r.start for r in references]), jnp.float32)
         key = jax.random.key(0)  # evaluation is the same every time
         starts, measured, commands, truth = _follow(
@@ -265,5 +265,5 @@ class SimulatedRobot(AbstractRobot):
         self._now, self._key = snapshot
 
 
-def _held(points: np.ndarray, length: int) -> np.ndarray:
+def _extend(points: np.ndarray, length: int) -> np.ndarray:
     return np.concatenate([points, np.repeat(points[-1:], length - len(points), axis=0)])

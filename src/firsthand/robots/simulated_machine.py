@@ -64,7 +64,7 @@ class MachinePlant:
         self._state, self._measured, self._key = self._step(self._state, command, self._key)
 
     def measure(self) -> np.ndarray:
-        """What the sensors say."""
+        """The measurement."""
         return np.asarray(self._measured)
 
 
@@ -78,7 +78,7 @@ class LockStepMachine:
         self.stopping = plant.stopping
 
     def read(self) -> np.ndarray:
-        """What the sensors say."""
+        """The measurement."""
         return self.plant.measure()
 
     def write(self, command: np.ndarray) -> None:

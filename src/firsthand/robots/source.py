@@ -1,4 +1,4 @@
-"""What every way of naming a robot leads to; imports no JAX."""
+"""The common result of every way to name a robot. Imports no JAX."""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ class RobotSource(Protocol):
 
     @abstractmethod
     def make_task(self) -> "Task":
-        """What is known about the robot."""
+        """Everything that is known about the robot."""
 
     @abstractmethod
     def make_robot(self, task: "Task", *, payload_kg: float, seed: int) -> "AbstractRobot":

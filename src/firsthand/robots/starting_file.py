@@ -1,6 +1,6 @@
 """The starting file that `firsthand new` writes: from a URDF or MJCF file, a Gymnasium id, or the header of a log.
 
-What can be read is filled in; what only the user knows is marked EDIT and has a value with which the file runs.
+Values that can be read are filled in. Those that only the user knows are marked EDIT, with a value that runs.
 """
 
 import csv
@@ -312,7 +312,7 @@ def _line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class LogColumns:
-    """What the columns of a log seem to be, with their numbers."""
+    """The probable meaning of a log's columns, with their numbers."""
 
     time: str | None
     positions: tuple[str, ...]

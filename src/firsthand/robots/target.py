@@ -53,7 +53,7 @@ class InnerLoop(AbstractWrapper):
         return state, self.base.begin(self.spec, measured, memory)
 
     def inner_command(self, measured: Array, target: Array, memory: Array) -> tuple[Array, Array]:
-        """What the controller does with a target, and its memory then."""
+        """The controller's command for a target, and its next memory."""
         preview = jnp.broadcast_to(target, (1 + len(self.spec.preview), self.spec.num_outputs))
         command, memory = self.base.step(self.spec, measured, preview, memory)
         low, high = jnp.asarray(self.spec.limits.command_low), jnp.asarray(self.spec.limits.command_high)
@@ -67,11 +67,11 @@ class InnerLoop(AbstractWrapper):
         return self.plant.step(inner, applied, key=plant_key), memory
 
     def measure(self, state: Any, *, key: PRNGKeyArray) -> Float[Array, " measured"]:
-        """What the plant's sensors show."""
+        """The plant's measurement."""
         return self.plant.measure(state[0], key=key)
 
     def truth(self, state: Any) -> Float[Array, " measured"]:
-        """What exact sensors would show."""
+        """The measurement of exact sensors."""
         return self.plant.truth(state[0])
 
 
@@ -135,7 +135,7 @@ class TargetRobot(SimulatedRobot):
         return record
 
     def notes(self) -> list[str]:
-        """What the robot inside has to say."""
+        """Notes of the robot inside."""
         return self.inner.notes()
 
 
@@ -174,7 +174,7 @@ class TargetSource(RobotSource):
         robot = self.source.make_robot(self.inner_task, payload_kg=payload_kg, seed=seed)
         if robot.plant is None:
             raise UserError(
-                f"--base-mode target simulates the loop inside {self.inner_task.name}, which is no simulation; for a "
-                "machine that follows targets by itself, give --base reference."
+                f"--base-mode target simulates the loop inside {self.inner_task.name}, which is not a simulation; for "
+                "a machine that follows targets by itself, give --base reference."
             )
         return TargetRobot(robot, self.base, task, seed=seed)

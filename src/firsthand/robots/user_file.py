@@ -41,7 +41,7 @@ def _absolute(path: str) -> Path:
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:
-        raise UserError(f"{path} cannot be found, because {Path(path).parts[0]} is nobody's home folder.") from None
+        raise UserError(f"{path} cannot be found, because there is no home folder {Path(path).parts[0]}.") from None
 
 
 def absolute_name(name: str) -> str:
@@ -104,7 +104,7 @@ def approve_robot(name: str) -> None:
 
 
 def simulator_file(name: str) -> Path | None:
-    """What describes a learned simulator, if the name means the folder of one."""
+    """The description of a learned simulator, if the name is its folder."""
     path = _absolute(name) / "simulator.json"
     try:
         return path if path.is_file() else None

@@ -3,30 +3,25 @@
 A file is written under a temporary name in the same folder, flushed to the disk, and renamed over the old
 one; then the folder itself is flushed, because a rename is durable only when the folder is.
 
-`MetricsFile` grows by whole lines, `WriterLock` keeps a second writer out, and `plain_values` turns values into what
-JSON can hold.
+`MetricsFile` grows by whole lines, and `WriterLock` keeps a second writer out.
 """
 
 import contextlib
 import errno
 import fcntl
 import json
-import math
 import os
 import re
 import secrets
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from firsthand.errors import UserError
-from firsthand.runs import checks
+from firsthand.runs import packed
 
 MAX_EPISODE = 10**9
 LARGEST = 1 << 30
@@ -59,8 +54,7 @@ NUMBERS = frozenset(
         "chatter",
     ]
 )
-"""Fields of metrics.jsonl that are a number or null, whoever wrote them."""
-Nonfinite = Literal["null", "text", "keep"]
+"""Fields of metrics.jsonl that must be a number or null."""
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
@@ -122,7 +116,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int | None = LARGEST) -> byt
 def open_to_change(path: str | os.PathLike[str], flags: int) -> int:
     """A handle of an ordinary file that is changed in place, and made if it is not there; `OSError` for anything else.
 
-    Whoever made the folder may have put a link there, and what it leads to is not ours to change.
+    A stranger may have made the folder and put a link there, and its target must not be changed.
     """
     try:
         handle = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -174,14 +168,14 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: Any, *, mode: int = 0o666) -> None:
-    """`write_bytes` for plain values, as JSON that any reader accepts: ±∞ and NaN become text (see `plain_values`)."""
-    text = json.dumps(plain_values(value, nonfinite="text"), indent=2, allow_nan=False) + "\n"
+    """`write_bytes` for plain values, as JSON that any reader accepts: ±∞ and NaN become text."""
+    text = json.dumps(packed.plain_values(value, nonfinite="text"), indent=2, allow_nan=False) + "\n"
     write_bytes(path, text.encode("utf-8"), mode=mode)
 
 
 def write_signed_json(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
     """`write_json` with a SHA-256 in the file."""
-    write_bytes(path, checks.signed_json(plain_values(value, nonfinite="text")))
+    write_bytes(path, packed.signed_json(packed.plain_values(value, nonfinite="text")))
 
 
 def write_all(handle: int, data: bytes) -> None:
@@ -245,7 +239,7 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_temporary_files(folder: str | os.PathLike[str]) -> None:
-    """Remove what killed processes left behind. Only for a folder that nobody else writes to."""
+    """Remove what killed processes left behind. Only for a folder without another writer."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -259,51 +253,6 @@ def _remove_quietly(path: Path) -> None:
     """The error that led here is the one to report, not a second one."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-
-
-def plain_values(value: Any, *, nonfinite: Nonfinite, where: str = "") -> Any:
-    """`value` made of dict, list, str, int, float, bool and None only.
-
-    NumPy and JAX scalars and arrays become numbers and lists, tuples become lists, paths become text, and an
-    `Enum` member becomes its name. JSON has no ±∞ and no NaN; `nonfinite` says what becomes of them:
-
-    - "null": None. For metrics, where plotting tools expect a number or nothing.
-    - "text": "inf", "-inf" or "nan", which `float()` reads back. For configurations, where ∞ may be meant.
-    - "keep": as they are, for Python's own reader. For what has to come back exactly.
-
-    `where` is the dotted name of `value`, for the message when it cannot be stored.
-    """
-    if isinstance(value, Enum):
-        return value.name
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return _number(float(value), nonfinite)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"{where or 'the dictionary'} has the key {key!r}; JSON keys are strings")
-        return {
-            key: plain_values(item, nonfinite=nonfinite, where=f"{where}.{key}".lstrip("."))
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [plain_values(item, nonfinite=nonfinite, where=f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        if array.dtype.kind in "biuf":
-            return plain_values(array.tolist(), nonfinite=nonfinite, where=where)
-    raise TypeError(f"{where or 'the value'} is a {type(value).__name__}, which JSON cannot hold")
-
-
-def _number(value: float, nonfinite: Nonfinite) -> float | str | None:
-    if math.isfinite(value) or nonfinite == "keep":
-        return value
-    return str(value) if nonfinite == "text" else None
 
 
 def _is_number(value: Any) -> bool:
@@ -341,7 +290,7 @@ class MetricsFile:
         """
         if not isinstance(metrics.get("episode"), int):
             raise ValueError("metrics need the field 'episode', an int")
-        line = checks.signed_line(plain_values(metrics, nonfinite="null")) + b"\n"
+        line = packed.signed_line(packed.plain_values(metrics, nonfinite="null")) + b"\n"
         try:
             handle = open_to_change(self.path, os.O_RDWR | os.O_APPEND)
             try:
@@ -380,12 +329,12 @@ class MetricsFile:
 
     def _lines(self, data: bytes) -> list[tuple[bytes, dict[str, Any]]]:
         *lines, tail = data.split(b"\n")
-        if checks.has_checksum(tail[:-1]):  # not torn off: a whole line whose newline was changed
+        if packed.has_checksum(tail[:-1]):  # not torn off: a whole line whose newline was changed
             lines.append(tail)
         parsed = []
         for number, line in enumerate(lines, start=1):
             try:
-                metrics = checks.read_line(line)
+                metrics = packed.read_line(line)
                 episode = metrics.get("episode")
                 valid = isinstance(episode, int) and not isinstance(episode, bool) and 0 <= episode < MAX_EPISODE
                 valid &= all(_is_number(metrics[name]) for name in NUMBERS & set(metrics))

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from firsthand.errors import UserError
-from firsthand.runs import atomic, checks, packed
+from firsthand.runs import atomic, packed
 from firsthand.runs.atomic import MetricsFile, WriterLock
 from firsthand.runs.packed import Arrays, DamagedFile
 
@@ -86,7 +86,7 @@ class RunFolder:
         lock = WriterLock(path / "lock")
         lock.acquire()
         try:
-            # Again, now that nobody else can be between these two lines.
+            # Again, now that no other process can get between these two lines.
             check_free(path)
             atomic.remove_temporary_files(path)
             atomic.remove(path / "config.json", durably=True)  # of a run whose start failed: see `_is_unused`
@@ -108,7 +108,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, writer: bool = False) -> "RunFolder":
-        """Open a run for reading, or, with `writer`, for resuming; then nobody else can write to it."""
+        """Open a run for reading, or, with `writer`, for resuming; then no other process can write to it."""
         path = Path(path)
         config, provenance, identity = _read_config(path)
         lock = WriterLock(path / "lock")
@@ -145,7 +145,7 @@ class RunFolder:
         `ignore` lists dotted fields that may differ; naming a group ignores everything in it.
         """
         stored = dict(_fields(self.config))
-        given = dict(_fields(atomic.plain_values(config, nonfinite="text")))
+        given = dict(_fields(packed.plain_values(config, nonfinite="text")))
         for name in [*given, *(name for name in stored if name not in given)]:
             if any(name == field or name.startswith(field + ".") for field in ignore):
                 continue
@@ -424,13 +424,13 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
             "use the version that wrote it."
         )
     try:
-        checks.check_json(data, content)
-    except checks.WrongChecksum as error:
+        packed.check_json(data, content)
+    except packed.WrongChecksum as error:
         raise UserError(
             f"{file} is damaged or was changed: {error}; take it from a copy of the run, or, if you have changed it "
             "yourself, remove its field sha256."
         ) from None
-    if unknown := sorted(set(content) - {"format", "config", "provenance", checks.FIELD}):
+    if unknown := sorted(set(content) - {"format", "config", "provenance", packed.FIELD}):
         raise UserError(f"{file} is damaged: it has the unknown field {unknown[0][:40]!r}.")
     config, provenance = content.get("config"), content.get("provenance")
     if not isinstance(config, dict) or not isinstance(provenance, dict):

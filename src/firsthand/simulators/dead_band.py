@@ -28,7 +28,7 @@ RIDGE = 1e-6
 
 
 def find_dead_bands(spec: ControlSpec, series: Sequence[Series], history: int) -> Float[np.ndarray, "2 commands"]:
-    """(d₋, d₊) of every command, as shares of half its range; zero where there is none, or none can be told.
+    """(d₋, d₊) of every command, as shares of half its range; zero without one, or where it cannot be determined.
 
     Args:
         spec: what is measured and commanded.

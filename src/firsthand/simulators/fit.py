@@ -217,7 +217,7 @@ def cut(measured: Any, commands: Any, row: Any, history: int) -> tuple[Any, Any]
 
 
 def roll_out(plant: LearnedPlant, state: Any, commands: Any) -> Any:
-    """What is measured after each of these commands, the simulator left to itself."""
+    """The measurements after each of these commands, as the simulator predicts them on its own."""
     key = jax.random.key(0)
 
     def step(state, command):

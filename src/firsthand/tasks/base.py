@@ -1,4 +1,4 @@
-"""What a robot's task is: everything that is known about it, in one place."""
+"""A robot's task: everything that is known about it, in one place."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class EvaluationReference:
     """A fixed reference that the learner never trains on."""
 
     name: str
-    """What it is called in tables."""
+    """Its name in tables."""
     points: np.ndarray
     """The tracked output's target at each step, `(steps, outputs)`."""
     start: np.ndarray
@@ -46,12 +46,12 @@ class EvaluationSet(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What is known about a robot, and what it shall learn."""
+    """Everything that is known about a robot, and its goal."""
 
     spec: ControlSpec
-    """What the robot's side must know too."""
+    """The specification that the robot's computer shares."""
     cost: StepCost
-    """What is minimised."""
+    """The cost that is minimised."""
     sample_goals: GoalSampler
     """Where the references of an episode lead."""
     evaluation: EvaluationSet

@@ -57,9 +57,9 @@ class BoxGoals:
     """Uniformly drawn goals inside a box, each within reach of the last at the allowed speeds."""
 
     spec: ControlSpec
-    """Says what a goal is, and how fast a reference may be."""
+    """The specification, which defines goals and the highest speeds of references."""
     box: GoalBox
-    """Where goals lie."""
+    """The box of the goals."""
 
     def __call__(self, rng: np.random.Generator, measured: np.ndarray, count: int) -> np.ndarray:
         """Each goal is drawn as if the last one had been reached."""
@@ -84,13 +84,13 @@ class CheckedGoals:
     """Somebody's own goals, refused when they leave the box."""
 
     goals: Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
-    """The user's."""
+    """The user's function that draws goals."""
     box: GoalBox
     """Where goals may lie."""
 
     def __call__(self, rng: np.random.Generator, measured: np.ndarray, count: int) -> np.ndarray:
         """The goals, if there are `count` of them and all are inside."""
-        with _said("goals fails"):
+        with _as_user_error("goals fails"):
             goals = np.asarray(self.goals(rng, measured, count), float)
         wanted = (count, len(self.box.low))
         if goals.shape != wanted:
@@ -135,7 +135,7 @@ def check_goals(task: Task) -> None:
 
 
 @contextmanager
-def _said(what: str) -> Iterator[None]:
+def _as_user_error(what: str) -> Iterator[None]:
     """Whatever is raised in the user's own code becomes one sentence."""
     try:
         yield
@@ -157,9 +157,9 @@ class BoxReferences:
     """A line there and back, and a loop, in the inner half of the box."""
 
     spec: ControlSpec
-    """Says what a goal is."""
+    """The specification, which defines goals."""
     box: GoalBox
-    """Where goals lie."""
+    """The box of the goals."""
     home: tuple[float, ...]
     """The configuration that stands for those that cannot be computed."""
 
@@ -210,7 +210,7 @@ class GoalTours:
     """References through goals that are drawn like those of training, with seeds of their own, at training's speeds."""
 
     spec: ControlSpec
-    """Says what a goal is, and how fast a reference may be."""
+    """The specification, which defines goals and the highest speeds of references."""
     goals: Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
     """Draws goals: the task's own."""
     home: tuple[float, ...]
@@ -282,7 +282,7 @@ class CheckedReferences:
 
     def __call__(self, speed: float) -> tuple[EvaluationReference, ...]:
         """The references, if all are inside the limits."""
-        with _said("evaluation fails"):
+        with _as_user_error("evaluation fails"):
             found = self.paths(speed)
         if not isinstance(found, dict) or not found:
             raise UserError(f"evaluation returned {type(found).__name__}, but must give paths by name in a dict.")
@@ -290,7 +290,7 @@ class CheckedReferences:
 
     def _make_reference(self, name: str, path: Any) -> EvaluationReference:
         """One of them."""
-        with _said(f"the evaluation path {name!r} is no array of numbers, but fails"):
+        with _as_user_error(f"the evaluation path {name!r} is not an array of numbers, but fails"):
             points = np.asarray(path, float)
         if points.ndim != 2 or len(points) < 2 or points.shape[1] != self.spec.num_outputs:
             raise UserError(

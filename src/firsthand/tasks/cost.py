@@ -29,9 +29,9 @@ class StepCost:
     """
 
     spec: ControlSpec
-    """What the state holds."""
+    """The robot's control specification."""
     goal: AbstractGoal
-    """What the robot shall do."""
+    """The robot's goal."""
     change_weight: Weights = 0.005
     """w_Δ: weight of the squared change of command (commands scaled to [-1, 1]); one per command where they differ."""
     limit_weight: Weights = 0.1
@@ -78,7 +78,7 @@ class StepCost:
         command: Float[Array, " commands"],
         reference: Float[Array, " outputs"],
     ) -> Float[Array, " residuals"]:
-        """What the cost is the sum of squares of, for Gauss–Newton steps; not for a plain cost."""
+        """The residuals, for Gauss–Newton steps; the cost is the sum of their squares. Not for a plain cost."""
         x = StepState(self.spec, state)
         change, inside = self._penalties(x, command)
         return jnp.concat(

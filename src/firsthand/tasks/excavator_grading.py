@@ -77,7 +77,7 @@ EVALUATION = {
     "rising": Pass(0.10, 0.08, 6.0, 4.1),
     "falling": Pass(0.10, -0.08, 6.0, 4.1),
 }
-"""Passes that nobody trains on, by name."""
+"""Passes for evaluation only, by name."""
 
 
 @dataclass(frozen=True)

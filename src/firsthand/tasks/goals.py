@@ -37,7 +37,7 @@ class StepState:
         self.vector = vector
         """The whole state vector, memories included."""
         self.measured = measured_part(spec.layout, vector)
-        """What is measured now."""
+        """The current measurement."""
 
     def __getitem__(self, entry: Any) -> Array:
         """An entry of the measurement, by name or number."""
@@ -68,7 +68,7 @@ class StepState:
 
     @property
     def earlier(self) -> Float[Array, "memory measured"]:
-        """What was measured before, newest first; as many rows as `measurement_memory`."""
+        """Earlier measurements, newest first; as many rows as `measurement_memory`."""
         layout = self.spec.layout
         rows = self.vector[layout.num_measured : layout.command_start]
         return rows.reshape(layout.measurement_memory, layout.num_measured)
@@ -87,16 +87,14 @@ def find_entry(spec: ControlSpec, entry: str | int) -> int:
 
 
 class AbstractGoal(ABC):
-    """What one step costs, apart from the change of command and the soft limits."""
+    """The cost of one step, apart from the change of command and the soft limits."""
 
     is_ready_made: ClassVar[bool] = True
-    """Whether nobody outside wrote it, so that it needs no trial."""
+    """Whether it comes with firsthand, so that it needs no trial."""
 
-    @property
-    def tracks(self) -> bool:
-        """Whether the tracked output shall follow the reference: then tracking errors are what policies are judged by.
-        Otherwise it is the cost per step."""
-        return False
+    tracks: bool = False
+    """Whether the tracked output follows the reference: then policies are judged by tracking errors. Otherwise they are
+    judged by the cost per step."""
 
     @property
     def is_least_squares(self) -> bool:
@@ -108,7 +106,7 @@ class AbstractGoal(ABC):
 
     @abstractmethod
     def residuals(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, " n"]:
-        """What the cost is the sum of squares of."""
+        """The residuals; the cost is the sum of their squares."""
 
     def cost(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, ""]:
         """The cost of one step."""
@@ -120,17 +118,14 @@ class AbstractGoal(ABC):
 
 @dataclass(frozen=True)
 class Track(AbstractGoal):
-    """(p(x) − r)/L: whatever is tracked follows its reference: a position, a pose, a speed, a level, a force."""
+    """(p(x) − r)/L: the tracked output follows its reference: a position, a pose, a speed, a level, a force."""
 
     scale: Weights
     """L, in the unit of the tracked output: an error of this size costs 1. One per output where units differ."""
     weight: Weights = 1.0
     """Multiplies the squares; one per output where some matter more."""
 
-    @property
-    def tracks(self) -> bool:
-        """It does."""
-        return True
+    tracks = True
 
     def check(self, spec: ControlSpec) -> None:
         """Scales and weights are as many as outputs."""
@@ -177,7 +172,7 @@ class Upright(AbstractGoal):
     entry: str | int
     """The angle in radians, by name or number."""
     at: float = 0.0
-    """What it is when upright."""
+    """Its value when upright."""
     scale: float = 0.1
     """A deviation of this many radians costs 1."""
 
@@ -239,12 +234,12 @@ class Residuals(AbstractGoal):
     is_ready_made: ClassVar[bool] = False
 
     @property
-    def tracks(self) -> bool:
-        """As the user says."""
+    def tracks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As declared by the user."""
         return self.follows
 
     def residuals(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, " n"]:
-        """The user's."""
+        """Call the user's function."""
         found = as_float(_call("residuals", self.function, x, u, r), "residuals")
         if found.ndim > 1:
             raise UserError(f"residuals returned an array of shape {found.shape}, but must return a vector.")
@@ -253,7 +248,7 @@ class Residuals(AbstractGoal):
 
 @dataclass(frozen=True)
 class Cost(AbstractGoal):
-    """A goal of the user's own that is no sum of squares. Nothing is refined with it."""
+    """A user's goal that is not a sum of squares. The policy is not refined with it."""
 
     function: Callable[[StepState, Array, Array], Any]
     """(x, u, r) to a number of at least zero, in JAX."""
@@ -262,15 +257,15 @@ class Cost(AbstractGoal):
 
     @property
     def is_least_squares(self) -> bool:
-        """It is not."""
+        """Always false."""
         return False
 
     def residuals(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, " n"]:
-        """There are none."""
+        """Not available: the cost is not a sum of squares."""
         raise TypeError("a plain cost has no residuals")
 
     def cost(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, ""]:
-        """The user's."""
+        """Call the user's function."""
         found = as_float(_call("cost", self.function, x, u, r), "cost")
         if found.shape != ():
             raise UserError(f"cost returned an array of shape {found.shape}, but must return a single number.")
@@ -290,8 +285,8 @@ class Sum(AbstractGoal):
         return all(part.is_ready_made for part in self.parts)
 
     @property
-    def tracks(self) -> bool:
-        """Whether one of them does."""
+    def tracks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether one of the goals tracks."""
         return any(part.tracks for part in self.parts)
 
     @property
@@ -305,7 +300,7 @@ class Sum(AbstractGoal):
             part.check(spec)
 
     def residuals(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, " n"]:
-        """Those of all, one after the other."""
+        """The residuals of all goals, one after the other."""
         return jnp.concat([part.residuals(x, u, r) for part in self.parts])
 
     def cost(self, x: StepState, u: Float[Array, " commands"], r: Float[Array, " outputs"]) -> Float[Array, ""]:

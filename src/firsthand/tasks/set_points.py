@@ -21,7 +21,7 @@ class SetPoints:
     """Uniformly drawn set-points inside a box; the robot need not be anywhere near."""
 
     spec: ControlSpec
-    """Says what a goal is."""
+    """The specification, which defines goals."""
     box: GoalBox
     """Where set-points lie; a single point where low and high are equal."""
 
@@ -37,7 +37,7 @@ class SetPointReferences:
     """Three set-points in turn, each held for a trajectory. Where there is but one: reached from either side of it."""
 
     spec: ControlSpec
-    """Says what a goal is."""
+    """The specification, which defines goals."""
     box: GoalBox
     """Where set-points lie."""
     home: tuple[float, ...]
@@ -60,7 +60,7 @@ class SetPointReferences:
         )
 
     def _outputs(self, goals: np.ndarray) -> np.ndarray:
-        """What is tracked at goals `(count, goal)`, which are positions of the joints for the tip of a chain."""
+        """The tracked output at goals `(count, goal)`; for the tip of a chain, goals are joint positions."""
         in_position = self.spec.reference.space == "position"
         return np.asarray(output_of_positions(self.spec.kinematics, goals) if in_position else goals)
 

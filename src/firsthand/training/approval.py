@@ -1,4 +1,4 @@
-"""How an operator is asked whether a new policy may run: in the terminal or through a file.
+"""Asking an operator whether a new policy may run: in the terminal or through a file.
 
 The live page asks with `training.live.LiveControl.ask`.
 """
@@ -38,7 +38,7 @@ def check_way_to_ask(way: str) -> None:
     if path.is_dir():
         raise UserError(f"approve is {way}, which is a folder; name a file in it.")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise UserError(f"approve is {way}, but {path.parent} is no folder that can be written to.")
+        raise UserError(f"approve is {way}, but {path.parent} is not a folder that can be written to.")
 
 
 def ask_in_terminal(stopped: Callable[[], bool], *, period_s: float = 0.2) -> Approval:
@@ -92,7 +92,7 @@ MAX_WORD = 4096
 
 
 def _read_word(path: Path) -> str:
-    """What somebody has written there, as far as it can be read."""
+    """The content of the file, as far as it can be read."""
     try:
         return atomic.read_bytes(path, MAX_WORD).decode().strip().lower()
     except (OSError, UnicodeDecodeError):

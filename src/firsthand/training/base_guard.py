@@ -1,16 +1,16 @@
-"""Never worse than the base: how far the learned part may go, and when it is taken back.
+"""Never worse than the base: how much authority the learned part has, and when it is taken back.
 
 Within an episode the controller itself watches its error (`firsthand_onboard.base_control`): above `error_limit` the
-learned part fades out and the base goes on alone. Between episodes this supervisor decides: the authority of the
-learned part grows after each episode that was no worse than the base, and shrinks after one that was, with the last
-policy that was good in its place. At first, and after an episode that was worse, the learned part is only tried: it
-acts in a fifth of an episode's trajectories, then in half of them, and the base runs the others alone. So a bad policy
-costs an episode a fifth of what it would, and is compared with the base under the same conditions. Trials end at once
-where the model has predicted an episode that it had not seen. What is remembered follows from the run's metrics, so
-that it is the same after a resume.
+learned part fades out and the base goes on alone. Between episodes this supervisor decides. After an episode that was
+no worse than the base, the authority of the learned part grows. After a worse one it shrinks, and the last good policy
+runs again. At first, and after a worse episode, the learned part is on trial: it acts in a fifth of an episode's
+trajectories, then in half of them, and the base runs the others alone. So a bad policy affects only a fifth of an
+episode, and is compared with the base under the same conditions. Trials end as soon as the model has predicted an
+episode that it had not seen. The state of this supervisor follows from the run's metrics, so it is the same after a
+resume.
 
-A task without a reference to follow is judged by its cost per step, between episodes only: an error that a controller
-could watch within one does not exist.
+A task without a reference is judged by its cost per step, and only between episodes: there is no error that a
+controller could watch within one.
 """
 
 import dataclasses
@@ -31,8 +31,7 @@ from firsthand_onboard.kinematics import output_error, tracked_output
 from ..evaluation import tracking_metrics
 from ..models import Controller
 from ..robots import AbstractRobot, EpisodeRecord
-from .bases import FIRST_AUTHORITY
-from .learning import on_base_of
+from .bases import FIRST_AUTHORITY, on_base_of
 from .parts import AbstractRecorder, AbstractSupervisor, Candidate, Decision, EpisodeSummary, Meanwhile
 from .recorder import MIN_VALID_SHARE, measured_score
 
@@ -64,7 +63,7 @@ class BaseSettings:
 
 @dataclass(frozen=True)
 class BaseState:
-    """What is known after some episodes."""
+    """The state after some episodes."""
 
     authority: float
     """Of the learned part in the next episode."""
@@ -214,7 +213,7 @@ def base_metrics(
     """Of an episode on top of a base: authority, largest error of half a second, share of steps of the base alone.
 
     Where the learned part acted in the first `tried` trajectories only, of these; and the errors of both parts, over
-    the `sound` steps: a spike of a sensor is nobody's error.
+    the `sound` steps: a spike of a sensor is not a tracking error.
     """
     control = policy.policy.control
     if control is None:

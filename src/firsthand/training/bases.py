@@ -1,4 +1,4 @@
-"""The controller that a run learns on top of: kept in its folder, put under the policy or inside the robot."""
+"""The base controller that a run learns on top of: stored in its folder, put under the policy or inside the robot."""
 
 import dataclasses
 import hashlib
@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +22,10 @@ from firsthand_onboard.base_control import (
     base_from_arrays,
 )
 
+from ..agent import LearnerState
 from ..errors import UserError
 from ..logs.base import Log, stretches
+from ..models import Controller, Policy
 from ..robots.base_file import load_function_base
 from ..robots.registry import NamedRobot
 from ..robots.target import TargetSource
@@ -35,6 +38,8 @@ BASE_EXCITATION: dict[BaseMode, float] = {"add": 0.01, "target": 0.01}
 range of a target is half of where the robot can go."""
 FIRST_AUTHORITY = 0.2
 """Share of half the command range that the learned part may use at first."""
+MIN_LEARNING_AUTHORITY = 0.05
+"""The learner assumes at least this share: with an authority of zero there is no gradient."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Base:
 
     @property
     def control(self) -> BaseControl:
-        """What stands under the policy: the base, or the reference where the base is inside the robot."""
+        """The base under the policy: this one, or the reference if this one is inside the robot."""
         outer = ReferenceBase() if self.origin.mode == "target" else self.controller
         return as_jax(BaseControl(outer, FIRST_AUTHORITY, NO_LIMIT))
 
@@ -102,3 +107,22 @@ class Base:
 def as_jax(tree: Any) -> Any:
     """The same with arrays of JAX, in single precision."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
+
+
+def on_base_of(controller: Controller, other: Policy) -> Controller:
+    """The same controller on the base of another policy: one that was read from a file may lack the user's function."""
+    if controller.policy.control is None or other.control is None:
+        return controller
+    return dataclasses.replace(controller, policy=dataclasses.replace(controller.policy, control=other.control))
+
+
+def with_authority_of(state: LearnerState, policy: Controller) -> LearnerState:
+    """The same learner, whose policy has the authority over its base that `policy` runs with.
+
+    It is at least `MIN_LEARNING_AUTHORITY`.
+    """
+    control = policy.policy.control
+    if control is None or state.policy.control is None:
+        return state
+    values = jnp.maximum(control.authority, MIN_LEARNING_AUTHORITY), control.error_limit
+    return eqx.tree_at(lambda s: (s.policy.control.authority, s.policy.control.error_limit), state, values)

@@ -1,4 +1,4 @@
-"""What a training run is, as data: enough to repeat it."""
+"""The configuration of a training run, as data: enough to repeat it."""
 
 import dataclasses
 from collections.abc import Mapping

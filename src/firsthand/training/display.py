@@ -1,4 +1,4 @@
-"""How far a training run is: counted for its status, and shown in a terminal; plain lines where there is none."""
+"""Progress of a training run: for its status file, and in the terminal, or as plain lines without one."""
 
 import math
 import os
@@ -26,7 +26,7 @@ LOST_SHARE, LIMIT_SHARE = 0.05, 0.05
 
 
 def concerns(metrics: Mapping[str, Any]) -> list[str]:
-    """What else an episode's line shows where it matters: lost steps, steps at limits, updates without a result."""
+    """Warnings in an episode's line: lost steps, steps at limits, updates without effect."""
     found = []
     if metrics["early_ends"] > LOST_SHARE:
         found.append(f"{100 * metrics['early_ends']:.0f} % ended early, of {metrics['horizon']} steps")
@@ -51,7 +51,7 @@ class EpisodeProgress(Callback):
         self.episode = 0
         """Episodes done."""
         self.phase = ""
-        """What goes on now: the robot is `moving`, or the learner is `learning`; empty between episodes."""
+        """The current phase: the robot is `moving`, or the learner is `learning`; empty between episodes."""
         self._durations: deque[float] = deque(maxlen=TIMED_EPISODES)
         self._began = 0.0
 
@@ -64,7 +64,7 @@ class EpisodeProgress(Callback):
         self.phase = "learning"
 
     def after_episode(self, summary: EpisodeSummary) -> None:
-        """One more."""
+        """Count and show the finished episode."""
         self._durations.append(time.monotonic() - self._began)
         self.episode, self.phase = summary.episode, ""
 
@@ -147,7 +147,7 @@ class TrainingDisplay(Callback):
             self.progress.reset(self.bar, total=self.config.episodes, completed=episode - 1)
 
     def after_episode(self, summary: EpisodeSummary) -> None:
-        """One more."""
+        """Count and show the finished episode."""
         metrics, score = summary.metrics, self.score
         model_loss = f"{metrics['model_loss']:.4f}" if math.isfinite(metrics["model_loss"]) else "–"
         status = (

@@ -1,9 +1,9 @@
 """Several machines, one learner: each machine has a supervisor of its own, which sees only what it did.
 
-The learner proposes one policy. Each machine's supervisor decides by itself whether that machine runs it, with which
-authority, or goes on with what it knows to be good there; then the policy is fitted to the machine (`offsets`). What is
-remembered follows from the run's metrics and episodes, so that it is the same after a resume, with one exception: where
-a supervisor had one machine run another policy than the learner's, a resumed run compares with the learner's.
+The learner proposes one policy. Each machine's supervisor decides by itself whether that machine runs it, and with
+which authority, or goes on with a policy that is known to be good there. Then the policy is fitted to the machine
+(`offsets`). The supervisors' state follows from the run's metrics and episodes, so it is the same after a resume. There
+is one exception: where a machine ran another policy than the learner's, a resumed run compares with the learner's.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class FleetGuard(AbstractSupervisor):
         self.guards = {member.index: make(member.robot) for member in fleet.members}
         self.offsets: dict[int, Offset] = {}
         self._decided: dict[int, Controller] = {}
-        """What each machine's supervisor decided on for the next episode."""
+        """The decision of each machine's supervisor for the next episode."""
         self._episodes: deque[SeenEpisode] = deque(maxlen=OFFSET_EPISODES)
 
     def decide(self, candidate: Candidate, meanwhile: Meanwhile) -> Decision:
@@ -123,12 +123,12 @@ class MachineView(AbstractRecorder):
 
     @property
     def identity(self) -> str:
-        """The run's."""
+        """That of the run."""
         return self.recorder.identity
 
     @property
     def kept(self) -> KeptPolicy | None:
-        """The run's."""
+        """That of the run."""
         return self.recorder.kept
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ class MachineView(AbstractRecorder):
         return self.recorder.load_policy(episode, spec)
 
     def load_record(self, episode: int, spec: ControlSpec) -> EpisodeRecord:
-        """What this machine did in an episode."""
+        """This machine's trajectories in an episode."""
         index = self.index_in(episode)
         assert index is not None
         return part_of(self.recorder.load_record(episode, spec), index)
@@ -158,20 +158,20 @@ class MachineView(AbstractRecorder):
         return None
 
     def record(self, summary: EpisodeSummary, policy: Controller, checkpoint: Checkpoint) -> None:
-        """Not through a view."""
+        """Not supported by this view."""
         raise NotImplementedError
 
     def replace_checkpoint(self, episode: int, checkpoint: Checkpoint) -> None:
-        """Not through a view."""
+        """Not supported by this view."""
         raise NotImplementedError
 
     def resume(self, template: Checkpoint) -> Resumed:
-        """Not through a view."""
+        """Not supported by this view."""
         raise NotImplementedError
 
 
 def part_of(record: EpisodeRecord, machine: int) -> EpisodeRecord:
-    """What one machine did in an episode."""
+    """One machine's trajectories in an episode."""
     assert record.machines is not None
     mine = record.machines == machine
     return EpisodeRecord.from_arrays({name: array[mine] for name, array in record.arrays().items()})

@@ -1,4 +1,4 @@
-"""What the model predicts for a policy that has not run yet, on the last measured episode."""
+"""The model's prediction for a policy that has not run yet, on the last measured episode."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,16 +20,16 @@ from ..units import TRACKING, Score
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the model says about a policy on the last measured episode."""
+    """The model's prediction for a policy on the last measured episode."""
 
     policy_change: float
     """Root mean square change of commands against the policy that ran, in half ranges."""
     error: float
     """Predicted mean tracking error; where nothing is followed, the cost per step."""
     measured_error: float
-    """What was measured with the policy that ran."""
+    """The measured value, with the policy that ran."""
     score: Score = TRACKING
-    """What both are."""
+    """The kind and unit of both numbers."""
 
     def __str__(self) -> str:
         return (

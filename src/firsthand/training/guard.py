@@ -1,6 +1,6 @@
-"""What stands between a new policy and a machine: predicted change, approval, and the way back.
+"""The supervisor between a new policy and a machine: predicted change, approval, and the return to an earlier policy.
 
-What it remembers follows from the run's metrics, so that it is the same after a resume.
+Its state follows from the run's metrics, so it is the same after a resume.
 """
 
 import dataclasses

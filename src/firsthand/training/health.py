@@ -1,16 +1,14 @@
-"""What tells whether model, closed loop and sensors are sound: a few numbers per episode, computed after the update.
+"""Whether model, closed loop and sensors are sound: a few numbers per episode, computed after the update.
 
-Nothing here feeds back into learning, and nothing is drawn at random. `docs/metrics.md` has a row for each number,
+Nothing here feeds back into learning or draws random numbers. `docs/metrics.md` has a row for each number,
 `firsthand.advice` the sentences that follow from them.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from firsthand_onboard import ControlSpec
@@ -21,6 +19,7 @@ from ..agent.agent import see_rollout
 from ..agent.buffer import Buffer
 from ..agent.estimation import in_use, innovations
 from ..agent.memory import loop_dynamics
+from ..agent.track_record import change_length
 from ..agent.windows import NORMAL_OVER_MEDIAN, find_sound
 from ..models import Observer
 from ..optim.rollout import DynamicsFunction, PolicyFunction
@@ -41,12 +40,10 @@ DELAYS = range(-2, 5)
 """Delays of a velocity sensor that are tried, in control periods."""
 MIN_LIKENESS = 0.5
 """Correlation of measured velocity and difference quotient from which on a delay between them means anything."""
-LATE = 0.5
-"""Velocities count as late from half a period on."""
 
 
 class Health(NamedTuple):
-    """What an episode showed. NaN where nothing can be said."""
+    """The health of an episode. NaN where too little is known."""
 
     closed_loop_growth: Float[Array, ""]
     innovation_size: Float[Array, " measured"]
@@ -58,10 +55,14 @@ class Health(NamedTuple):
     forecast_error_ratio: Float[Array, ""]
     velocity_delay: Float[Array, " velocities"]
     """By how many control periods a measured velocity is late."""
+    observer_delay: Float[Array, ""]
+    """The same as the learner's observer has it, as a mean; NaN without an observer."""
+    policy_change: Float[Array, ""]
+    """‖Δφ‖ of the update; 0 where no bit has changed."""
 
 
 class Errors(NamedTuple):
-    """What a model with its observer predicts wrongly along trajectories."""
+    """Prediction errors of a model with its observer along trajectories."""
 
     one_step: Float[Array, "trajectories steps measured"]
     """Innovations; NaN where nothing can be compared."""
@@ -112,6 +113,8 @@ def diagnose(
         forecast_error=forecast_error,
         forecast_error_ratio=forecast_error / share(learned.forecast, far),
         velocity_delay=velocity_delays(spec, rollout, sound),
+        observer_delay=jnp.asarray(jnp.nan) if after.estimation is None else mean_delay(after.estimation.observer),
+        policy_change=change_length(before.policy, after.policy),
     )
 
 
@@ -198,7 +201,7 @@ def mean_size(errors: Float[Array, "*rows measured"]) -> Float[Array, " measured
 def lag_one_correlation(errors: Float[Array, "trajectories steps measured"]) -> Float[Array, " measured"]:
     """Σ e_k e_{k+1} / Σ e_k² over neighbours that both count: zero where errors are white.
 
-    The mean is not taken off: an error that is always the same is no white one. Each error counts up to
+    The mean is not subtracted: a constant error is not white. Each error counts up to
     `MAX_NORMALISED` times the robust size of its channel.
     """
     limit = MAX_NORMALISED * robust_size(errors)
@@ -284,46 +287,12 @@ def velocity_delays(
     return jnp.where((peak >= MIN_LIKENESS) & (count >= MIN_SAMPLES), delay, jnp.nan)
 
 
-def mean_delay(observer: Observer) -> float:
-    """By how many periods the observer takes velocities to be late: the centre of its taps, as the mean over them."""
-    taps = np.asarray(observer.parameters.taps, np.float64)
+def mean_delay(observer: Observer) -> Float[Array, ""]:
+    """By how many periods the observer takes velocities to be late: the centre of its taps, as the mean over them.
+
+    NaN without velocities, and where the taps of one add up to zero.
+    """
+    taps = jnp.asarray(observer.parameters.taps)
     total = taps.sum(axis=0)
-    if not (np.abs(total) > 0).all() or not total.size:
-        return math.nan
-    return float(np.mean(np.arange(len(taps)) @ taps / total))
-
-
-# As metrics.
-
-
-def health_metrics(spec: ControlSpec, health: Health) -> dict[str, Any]:
-    """The entries of metrics.jsonl, with the worst channel by name."""
-    names, delays = spec.layout.measured, np.asarray(health.velocity_delay, np.float64)
-    late = [channel_name(names[i]) for i, delay in zip(spec.layout.velocity, delays, strict=True) if delay >= LATE]
-    size, size_channel = find_worst(np.asarray(health.innovation_size), names)
-    correlation, correlation_channel = find_worst(np.asarray(health.innovation_correlation), names)
-    return {
-        "closed_loop_growth": float(health.closed_loop_growth),
-        "innovation_size": size,
-        "innovation_size_channel": size_channel,
-        "innovation_correlation": correlation,
-        "innovation_correlation_channel": correlation_channel,
-        "one_step_error_ratio": float(health.one_step_error_ratio),
-        "forecast_error": float(health.forecast_error),
-        "forecast_error_ratio": float(health.forecast_error_ratio),
-        "velocity_delay": float(np.nanmax(delays)) if np.isfinite(delays).any() else math.nan,
-        "late_velocities": ", ".join(late),
-    }
-
-
-def find_worst(values: np.ndarray, names: tuple[str, ...]) -> tuple[float, str]:
-    """The value that is farthest from zero, and whose it is; NaN and no name where none is finite."""
-    if not np.isfinite(values).any():
-        return math.nan, ""
-    worst = int(np.nanargmax(np.abs(np.where(np.isfinite(values), values, np.nan))))
-    return float(values[worst]), names[worst]
-
-
-def channel_name(measured: str) -> str:
-    """boom, of boom.velocity."""
-    return measured.removesuffix(".velocity")
+    centre = jnp.arange(len(taps), dtype=taps.dtype) @ taps / jnp.where(total == 0, jnp.nan, total)
+    return jnp.mean(centre)

@@ -1,11 +1,10 @@
-"""How long the trajectories of a robot are that falls or runs away: short at first, longer as it stays up.
+"""The length of trajectories of a robot that falls or runs away: short at first, longer as it stays up.
 
-A robot that ends most of its motions early learns little from what a model imagines of the time after the fall: there
-the model knows nothing, and an unstable loop makes gradients explode. So both the robot's trajectories and the imagined
-ones end after a horizon, which follows how long the robot stays up. Arrays keep their length, and steps beyond the
-horizon count for nothing: nothing is compiled anew. A robot whose motions end when they should keeps the whole length.
-Imagined trajectories look twice as far as the robot's: a policy that does not see the fall coming does not learn to
-avoid it.
+A robot that ends most of its motions early learns little from imagined motion after the fall: the model knows nothing
+there, and an unstable loop makes gradients explode. So both the robot's trajectories and the imagined ones end after a
+horizon, which follows how long the robot stays up. Arrays keep their length and steps beyond the horizon do not count,
+so nothing is recompiled. A robot whose motions end as planned keeps the whole length. Imagined trajectories are twice
+as long as the robot's: a policy that does not see the fall coming does not learn to avoid it.
 """
 
 import math
@@ -50,9 +49,9 @@ class Horizon:
 
         Trajectories that never began, as after a failure of the robot, say nothing about how long it stays up.
         """
+        share = record.early_ends(self.steps)
         lengths = record.valid.sum(axis=1)
         lengths = lengths[lengths > 0]
-        share = float(np.mean(lengths < min(self.steps, record.valid.shape[1]))) if len(lengths) else 1.0
         if not self.adaptive or not len(lengths):
             return share
         falls = round(share * len(lengths))

@@ -1,4 +1,4 @@
-"""What a guard knows after some episodes: what is usual, which policy was good, how much authority was earned."""
+"""What a guard knows after some episodes: usual errors, the last good policy, and the authority that was earned."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from .forecast import Forecast
 from .recorder import MIN_VALID_SHARE, measured_score
 
 USUAL_EPISODES = 5
-"""What a new episode's error is compared with is the median of this many good episodes."""
+"""A new episode's error is compared with the median of this many good episodes."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class GuardSettings:
 
 @dataclass(frozen=True)
 class GuardState:
-    """What the guard knows after some episodes; a function of their metrics."""
+    """The guard's state after some episodes; a function of their metrics."""
 
     authority: float
     """Share of the command range for the next episode."""

@@ -32,14 +32,17 @@ from ..agent.buffer import Buffer, make_room
 from ..agent.estimation import Estimation, estimate_rollout
 from ..agent.memory import add_memory
 from ..agent.settings import ExcitationSettings
-from ..agent.track_record import change_length
 from ..evaluation import tracking_metrics
 from ..evaluation.metrics import command_effect, noise_floor, saturation
-from ..models import Controller, Policy
+from ..models import Controller
 from ..robots import AbstractRobot
 from ..robots.base import EpisodeRecord, neutral, preview_indices
 from ..tasks import Task
-from .health import Health, diagnose, health_metrics, mean_delay
+from .bases import on_base_of
+from .health import Health, diagnose
+
+LATE = 0.5
+"""Velocities count as late from half a period on."""
 
 
 def plan_episode(
@@ -243,7 +246,9 @@ def prepare_experience(
 
     own = draw(practice) if practice else None
     first, more = draw(few), draw(settings.imagined_trajectories - few)
-    imagined = first if first is None or more is None else first.concat(more)
+    imagined = first
+    if first is not None and more is not None:
+        imagined = jax.tree.map(lambda *parts: jnp.concat(parts), first, more)
     memory = None if record.memory is None else jnp.asarray(record.memory)
     return Experience(rollout, imagined, own, sound, memory)
 
@@ -260,14 +265,14 @@ def visited_states(
 
 
 def fit_settings(settings: Settings, task: Task) -> Settings:
-    """The settings as they can be used for this task: a cost that is no sum of squares cannot be refined."""
+    """The settings as they can be used for this task: a cost that is not a sum of squares cannot be refined."""
     if task.cost.is_least_squares or not settings.refines:
         return settings
     return settings.with_changes({"refinement.steps": 0})
 
 
 class EpisodeUpdate(NamedTuple):
-    """What one episode's update did, and what it showed."""
+    """The report of one episode's update, and the health that it found."""
 
     agent: Update
     """The agent's report."""
@@ -275,8 +280,6 @@ class EpisodeUpdate(NamedTuple):
     """Whether model, closed loop and sensors look sound."""
     valid: Bool[Array, "trajectories steps"]
     """Steps that were measured soundly."""
-    policy_change: float
-    """‖Δφ‖ from the policy before the update to the one after; 0 where no bit has changed."""
 
 
 class Learner:
@@ -299,15 +302,15 @@ class Learner:
         experience = self.prepare(record, rng)
         assert experience.rollout is not None
         assert experience.sound is not None
-        before = AgentState(state, make_room(self.buffer, record.valid.size))
-        after, update = self.agent.observe(before, experience)
+        if int(self.buffer.size) + record.valid.size > len(self.buffer.states):
+            self.buffer = make_room(self.buffer, record.valid.size)
+        after, update = self.agent.observe(AgentState(state, self.buffer), experience)
         self.buffer = after.buffer
         health = diagnose(state, after.learner, after.buffer, experience.rollout, experience.sound, update.rollout)
-        change = float(change_length(state.policy, after.learner.policy))
-        return jax.block_until_ready(after.learner), EpisodeUpdate(update, health, experience.sound, change)
+        return jax.block_until_ready(after.learner), EpisodeUpdate(update, health, experience.sound)
 
     def prepare(self, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
-        """What the agent learns from: what the robot did, and starts of imagined trajectories."""
+        """The agent's experience: the robot's trajectories, and starts of imagined ones."""
         return prepare_experience(self.task, self.settings, self.buffer, record, rng, horizon=self.horizon)
 
 
@@ -320,41 +323,20 @@ def with_policy(state: LearnerState, policy: Controller) -> LearnerState:
     return dataclasses.replace(state, policy=policy.policy, expected_cost=jnp.full_like(state.expected_cost, jnp.nan))
 
 
-def on_base_of(controller: Controller, other: Policy) -> Controller:
-    """The same controller on the base of another policy: one that was read from a file may lack the user's function."""
-    if controller.policy.control is None or other.control is None:
-        return controller
-    return dataclasses.replace(controller, policy=dataclasses.replace(controller.policy, control=other.control))
+# A line of metrics.jsonl.
 
 
-def with_authority_of(state: LearnerState, policy: Controller) -> LearnerState:
-    """The same learner, whose policy has the authority over its base that `policy` runs with.
-
-    The learner never counts with none at all: it would have no gradient to follow.
-    """
-    control = policy.policy.control
-    if control is None or state.policy.control is None:
-        return state
-    values = jnp.maximum(control.authority, MIN_LEARNING_AUTHORITY), control.error_limit
-    return eqx.tree_at(lambda s: (s.policy.control.authority, s.policy.control.error_limit), state, values)
-
-
-MIN_LEARNING_AUTHORITY = 0.05
-
-
-def observer_metrics(estimation: Estimation | None, record: EpisodeRecord) -> dict[str, Any]:
-    """Whether the observer is in use from the next episode on, and why; empty where the settings have none.
+def observer_metrics(estimation: Estimation, health: Health, record: EpisodeRecord) -> dict[str, Any]:
+    """Whether the observer is in use from the next episode on, and why.
 
     Besides, how often the one that ran in this episode restarted an entry.
     """
-    if estimation is None:
-        return {}
     return {
         "observer": bool(estimation.active),
         "noise_share": float(estimation.missed),
         "slip_share": float(estimation.slipped),
         "observer_error_ratio": math.exp(float(estimation.advantage)),
-        "observer_delay": mean_delay(estimation.observer),
+        "observer_delay": float(health.observer_delay),
         "observer_restarts": 0 if record.restarts is None else int(record.restarts.sum()),
     }
 
@@ -391,7 +373,7 @@ def episode_metrics(
         "step_norm": float(policy.step.step_norm),
         "command_step": float(policy.step.command_step_norm),
         "steps_taken": int(policy.steps_taken),
-        "policy_change": update.policy_change,
+        "policy_change": float(update.health.policy_change),
         "predicted_cost": float(policy.predicted_cost),
         "surprise": float(policy.surprise),
         "deviation": float(policy.deviation),
@@ -412,5 +394,38 @@ def episode_metrics(
         "valid_share": float(sound.valid.mean()),
         "lost_share": 1.0 - float(sound.valid.sum()) / max(int(record.valid.sum()), 1),
         **health_metrics(robot.task.spec, update.health),
-        **observer_metrics(state.estimation, record),
+        **({} if state.estimation is None else observer_metrics(state.estimation, update.health, record)),
     }
+
+
+def health_metrics(spec: ControlSpec, health: Health) -> dict[str, Any]:
+    """The entries of metrics.jsonl, with the worst channel by name."""
+    names, delays = spec.layout.measured, np.asarray(health.velocity_delay, np.float64)
+    late = [channel_name(names[i]) for i, delay in zip(spec.layout.velocity, delays, strict=True) if delay >= LATE]
+    size, size_channel = find_worst(np.asarray(health.innovation_size), names)
+    correlation, correlation_channel = find_worst(np.asarray(health.innovation_correlation), names)
+    return {
+        "closed_loop_growth": float(health.closed_loop_growth),
+        "innovation_size": size,
+        "innovation_size_channel": size_channel,
+        "innovation_correlation": correlation,
+        "innovation_correlation_channel": correlation_channel,
+        "one_step_error_ratio": float(health.one_step_error_ratio),
+        "forecast_error": float(health.forecast_error),
+        "forecast_error_ratio": float(health.forecast_error_ratio),
+        "velocity_delay": float(np.nanmax(delays)) if np.isfinite(delays).any() else math.nan,
+        "late_velocities": ", ".join(late),
+    }
+
+
+def find_worst(values: np.ndarray, names: tuple[str, ...]) -> tuple[float, str]:
+    """The value that is farthest from zero, and whose it is; NaN and no name where none is finite."""
+    if not np.isfinite(values).any():
+        return math.nan, ""
+    worst = int(np.nanargmax(np.abs(np.where(np.isfinite(values), values, np.nan))))
+    return float(values[worst]), names[worst]
+
+
+def channel_name(measured: str) -> str:
+    """boom, of boom.velocity."""
+    return measured.removesuffix(".velocity")

@@ -22,18 +22,11 @@ from ..robots.earned import authority_metrics
 from ..runs import atomic
 from ..standstill import WINDOW, find_standstill
 from .base_guard import base_metrics
+from .bases import with_authority_of
 from .config import TrainingConfig
 from .fleet_guard import fleet_metrics
 from .horizon import Horizon
-from .learning import (
-    EpisodeUpdate,
-    Learner,
-    episode_metrics,
-    measured_error,
-    plan_episode,
-    with_authority_of,
-    with_policy,
-)
+from .learning import EpisodeUpdate, Learner, episode_metrics, measured_error, plan_episode, with_policy
 from .parts import (
     AbstractControl,
     AbstractRecorder,
@@ -131,7 +124,9 @@ class Trainer:
             rng,
             has_seen_motion=self.prior.has_seen_motion,
         )
-        self.robot.horizon, self.learner.horizon = self.horizon.steps, self.horizon.imagined_steps
+        self.robot.horizon = self.horizon.steps
+        if self.horizon.adaptive:
+            self.learner.horizon = self.horizon.imagined_steps
         record, tried = self._move(decision, goals, excitation)
         self.callbacks.after_motion(self.episode + 1)
         began = time.monotonic()
@@ -151,9 +146,12 @@ class Trainer:
     ) -> dict[str, Any]:
         """The line of metrics.jsonl of the episode that just ended."""
         metrics = episode_metrics(self.episode, self.robot, record, self.state, update)
-        horizon = self.horizon.steps  # of this episode; `update` chooses that of the next
-        metrics |= {"horizon": horizon, "early_ends": self.horizon.update(record), "update_time_s": update_time_s}
-        metrics |= base_metrics(self.task.spec, policy, record, tried, np.asarray(update.valid))
+        metrics |= {"horizon": self.horizon.steps, "early_ends": record.early_ends(self.horizon.steps)}
+        metrics["update_time_s"] = update_time_s
+        if self.horizon.adaptive:
+            self.horizon.update(record)  # chooses that of the next episode
+        if policy.policy.control is not None:
+            metrics |= base_metrics(self.task.spec, policy, record, tried, np.asarray(update.valid))
         if self.robot.members:
             identity = self.recorder.identity
             metrics |= fleet_metrics(self.robot, self.task, record, identity, self.episode, self._robot_time_s)
@@ -212,7 +210,7 @@ class Trainer:
         return EpisodeRecord.join(records), tried
 
     def _decide(self) -> Decision:
-        """What runs in the next episode, after everything that people have asked for is done."""
+        """The decision for the next episode, after all requests are carried out."""
         if self.episode == 0:  # before anybody looks at the policy that is about to run
             self.state = self.prior.warm_start(self.state, self.task, self.config.settings, seed=self.config.seed)
         self._apply_requests()
@@ -227,18 +225,19 @@ class Trainer:
             self.callbacks.notify(decision.reason)
         if not decision.prediction_holds:
             self.state = with_policy(self.state, decision.policy)
-        self.state = with_authority_of(self.state, decision.policy)
+        if decision.policy.policy.control is not None:
+            self.state = with_authority_of(self.state, decision.policy)
         if decision.authority is not None and self.robot.has_authority:
             self.robot.authority = decision.authority
         self.callbacks.before_episode(self.episode + 1)
         return decision
 
     def _candidate(self) -> Controller:
-        """What runs next: the operator's choice with the observer that it ran with, or the learner's newest."""
+        """The operator's choice with the observer that it ran with, or the learner's newest controller."""
         return self._operators_policy or self.state.controller
 
     def _apply_requests(self) -> None:
-        """What people have asked for. Only here does anything but learning change the learner's state."""
+        """Carry out requests. Apart from learning, only this changes the learner's state."""
         while (request := self.control.next_request()) is not None:
             try:
                 outcome = request.carry_out(self.state, self.episode)

@@ -1,13 +1,13 @@
-"""What makes one machine of a fleet different from the others: a gain and an offset per command.
+"""How one machine of a fleet differs from the others: a gain and an offset per command.
 
-Machines of one kind share a model f and a policy π. Machine m behaves as if its commands were others,
+Machines of one kind share a model f and a policy π. Machine m behaves as if its commands were different,
 
     y⁺ = f(x, (1 + g_m) u + b_m),
 
 with small g_m and b_m, and u counted from the middle of its range; the commands that the state remembers are such
 commands, too. Both are estimated from what f misses on the machine's newest episodes, by least squares with a prior
-around zero, relative to the fleet's mean (the common part is the model's to learn). The policy that the machine is sent
-is π with its last layer changed so that its commands are (u − b_m)/(1 + g_m). Nothing on the robot knows of it.
+around zero, relative to the fleet's mean (the common part is left to the model). The machine gets π with a changed last
+layer, so that its commands are (u − b_m)/(1 + g_m). The robot itself needs no change.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Offset(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What an episode says about a machine's offset: a weighted least-squares problem."""
+    """The evidence of an episode about a machine's offset: a weighted least-squares problem."""
 
     information: Float[Array, "both both"]
     score: Float[Array, " both"]
@@ -65,11 +65,11 @@ def gather_evidence(
         remembered = state[start:].reshape(-1, number)
 
         def predict(gain, bias):
-            def felt(commands):
+            def shift(commands):
                 return middle + (commands - middle) * (1 + gain) + half * bias
 
-            seen = jnp.concat([state[:start], felt(remembered).reshape(-1)])
-            return dynamics(seen, felt(command))[entries]
+            seen = jnp.concat([state[:start], shift(remembered).reshape(-1)])
+            return dynamics(seen, shift(command))[entries]
 
         zero = jnp.zeros(number)
         gains = jax.vmap(lambda d: jax.jvp(lambda g: predict(g, zero), (zero,), (d,))[1])(axes)
@@ -116,7 +116,7 @@ def fit_offsets(dynamics: Dynamics, episodes: Sequence[SeenEpisode]) -> dict[int
         scale = missed_scale(dynamics, seen.rollout, seen.sound)
         for machine in np.unique(seen.machines):
             counts = seen.sound & jnp.asarray(seen.machines == machine)[:, None]
-            if not counts.any():  # nothing is known of it: it is no part of the mean either
+            if not counts.any():  # nothing is known of it: so it is not part of the mean
                 continue
             new = gather_evidence(dynamics, seen.rollout, counts, scale)
             known = evidence.get(int(machine))

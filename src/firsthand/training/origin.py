@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 from ..errors import UserError, suggest
 
 Parts = Literal["model", "policy", "both"]
-"""What is taken over from another run."""
+"""What can be taken over from another run."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TakenLog:
     refused: dict[str, int] = field(default_factory=dict)
     """Rows that were not, by reason."""
     note: str = ""
-    """What else there was to say."""
+    """Further notes."""
 
 
 def check_parts(value: Any) -> None:

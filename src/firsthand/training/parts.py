@@ -1,12 +1,11 @@
 """The parts that the loop is given, as the loop sees them.
 
-- `Callback`: who watches; is told what happens.
-- `AbstractRecorder`: what is kept, and where a run goes on.
-- `AbstractSupervisor`: which policy may run next.
-- `AbstractControl`: what people ask for between two episodes.
+- `Callback` is told what happens.
+- `AbstractRecorder` stores a run, and finds where to resume it.
+- `AbstractSupervisor` decides which policy may run next.
+- `AbstractControl` hands over what people ask for between two episodes.
 
-The ones that do nothing are here too. Those that do something have modules of their own: `display`, `recorder`,
-`guard`, `live`.
+Versions that do nothing are here, too. The others have modules of their own: `display`, `recorder`, `guard`, `live`.
 """
 
 import math
@@ -31,7 +30,7 @@ class EpisodeSummary:
     metrics: Mapping[str, Any]
     """The line of metrics.jsonl."""
     record: EpisodeRecord
-    """What the robot did."""
+    """The robot's trajectories."""
 
 
 @runtime_checkable
@@ -79,7 +78,7 @@ class CallbackList(Callback):
 
 
 class Checkpoint(NamedTuple):
-    """What a run goes on from after an episode."""
+    """Everything that a run needs to go on after an episode."""
 
     learner: LearnerState
     """The learner's state."""
@@ -108,11 +107,11 @@ class Resumed(NamedTuple):
     episode: int
     """Episodes done."""
     checkpoint: Checkpoint
-    """What to go on from."""
+    """The checkpoint to go on from."""
     records: Iterable[EpisodeRecord]
-    """What the robot did in each episode, in order."""
+    """The robot's trajectories in each episode, in order."""
     notes: list[str]
-    """What the user should know about it."""
+    """Notes for the user."""
 
 
 class AbstractRecorder(ABC):
@@ -121,7 +120,7 @@ class AbstractRecorder(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """What tells this run from every other one."""
+        """A text that identifies this run."""
 
     @property
     @abstractmethod
@@ -146,7 +145,7 @@ class AbstractRecorder(ABC):
 
     @abstractmethod
     def load_record(self, episode: int, spec: ControlSpec) -> EpisodeRecord:
-        """What the robot did in an episode."""
+        """The robot's trajectories in an episode."""
 
     @abstractmethod
     def resume(self, template: Checkpoint) -> Resumed:
@@ -154,11 +153,11 @@ class AbstractRecorder(ABC):
 
 
 Meanwhile = Callable[[], None]
-"""Whoever waits for a person calls this now and then, so that the loop can do what else was asked for."""
+"""Code that waits for a person calls this now and then, so that the loop can carry out other requests."""
 
 
 class Candidate(NamedTuple):
-    """What could run next."""
+    """A candidate for the next episode."""
 
     policy: Controller
     """The learner's newest policy, or what an operator has put in its place."""
@@ -169,7 +168,7 @@ class Candidate(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What runs next."""
+    """The choice for the next episode."""
 
     policy: Controller
     """The policy."""
@@ -184,7 +183,7 @@ class Decision(NamedTuple):
     tolerated: float = math.inf
     """It goes on while its tracking error in this episode is at most this."""
     alone: Controller | None = None
-    """What the trajectories that it does not run are run by: the base that the policy is learned on top of."""
+    """The policy of the other trajectories: the base under the learned policy."""
 
 
 class AbstractSupervisor(ABC):
@@ -219,14 +218,14 @@ class NoSupervisor(AbstractSupervisor):
 
 
 class Outcome(NamedTuple):
-    """What came of a request."""
+    """The result of a request."""
 
     answer: str
     """For the person."""
     learner: LearnerState | None = None
     """The learner to go on with; None where it stays as it is."""
     policy: Controller | None = None
-    """What runs next, with the observer that it ran with; None for the learner's own."""
+    """The policy that runs next, with the observer that it ran with; None for the learner's own."""
 
 
 class AbstractRequest(ABC):
@@ -238,11 +237,11 @@ class AbstractRequest(ABC):
 
     @abstractmethod
     def accept(self, outcome: Outcome) -> None:
-        """It is done."""
+        """Report success."""
 
     @abstractmethod
     def refuse(self, why: str) -> None:
-        """It cannot be done."""
+        """Report why the request cannot be carried out."""
 
 
 class AbstractControl(ABC):
@@ -254,15 +253,15 @@ class AbstractControl(ABC):
 
     @abstractmethod
     def wait_while_paused(self, meanwhile: Callable[[], None]) -> None:
-        """Return when nobody wants a pause, and call `meanwhile` until then; `EpisodeAbandoned` when told to stop."""
+        """Return when no pause is wanted, and call `meanwhile` until then; `EpisodeAbandoned` when told to stop."""
 
 
 class NoControl(AbstractControl):
-    """Nobody asks for anything."""
+    """Has no requests."""
 
     def next_request(self) -> AbstractRequest | None:
-        """Never any."""
+        """Always None."""
         return None
 
     def wait_while_paused(self, meanwhile: Callable[[], None]) -> None:
-        """Never paused."""
+        """Return at once."""

@@ -1,4 +1,4 @@
-"""Starting from what is there: another run's model and policy, and logs in the buffer before the first episode."""
+"""Starting from earlier work: another run's model and policy, and logs in the buffer before the first episode."""
 
 import dataclasses
 import hashlib
@@ -40,18 +40,18 @@ STRETCH = 100
 
 @dataclass(frozen=True)
 class Prior:
-    """What a run starts from."""
+    """The starting point of a run."""
 
     init: InitFrom | None = None
     """The other run."""
     weights: Arrays | None = None
-    """What is taken over from it, by name in its checkpoint."""
+    """The parts that are taken over, by name in its checkpoint."""
     logs: tuple[TakenLog, ...] = ()
     """The logs."""
     taken: tuple[Transitions, ...] = ()
     """The transitions of each log."""
     notes: tuple[str, ...] = ()
-    """What the user should know about it."""
+    """Notes for the user."""
     base: Base | None = None
     """The controller that the policy is learned on top of."""
 
@@ -97,7 +97,7 @@ class Prior:
 
     @staticmethod
     def of_run(run: RunFolder, config: TrainingConfig, base: Base | None = None) -> "Prior":
-        """What a run that is resumed started from, as it was kept; `base` is its base (`Base.of_run`)."""
+        """The starting point of a resumed run, as it was stored; `base` is its base (`Base.of_run`)."""
         weights = None
         if config.init_from is not None:
             weights = _load_data(run, WEIGHTS, asdict(config.init_from))

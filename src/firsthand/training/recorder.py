@@ -46,7 +46,7 @@ def proofs(errors: Sequence[float], valid_shares: Sequence[float]) -> list[float
 
 
 def aged_proof(proven: float, age: int) -> float:
-    """What a proof is worth after `age` more episodes; the lower, the better."""
+    """The value of a proof after `age` more episodes; the lower, the better."""
     return proven * AGEING ** max(age - FRESH_EPISODES, 0)
 
 
@@ -122,7 +122,7 @@ class MemoryRecorder(AbstractRecorder):
         return self._episodes[episode - 1][1]
 
     def load_record(self, episode: int, spec: ControlSpec) -> EpisodeRecord:
-        """What the robot did in an episode."""
+        """The robot's trajectories in an episode."""
         return self._episodes[episode - 1][0].record
 
     def resume(self, template: Checkpoint) -> Resumed:
@@ -176,7 +176,7 @@ class FolderRecorder(AbstractRecorder):
             return Controller.from_arrays(spec, arrays)
 
     def load_record(self, episode: int, spec: ControlSpec) -> EpisodeRecord:
-        """What the robot did in an episode."""
+        """The robot's trajectories in an episode."""
         arrays = self.run.load_episode(episode)[0]
         with atomic.using(f"episode {episode} of {self.run.path}"):
             record = EpisodeRecord.from_arrays(arrays)

@@ -1,4 +1,4 @@
-"""A finished or running run, read back. Reading needs neither the robot nor its file, and runs none of its code."""
+"""A run, finished or still going on, read from its folder. Reading needs neither the robot nor its code."""
 
 import contextlib
 import dataclasses
@@ -44,14 +44,14 @@ class StoredEvaluation:
     """How a policy followed the evaluation references, as the run keeps it."""
 
     evaluation: Evaluation
-    """What the robot did, and the metrics."""
+    """The robot's trajectories, and the metrics."""
     oracle: OracleResult | None
-    """What the oracle reaches there, where it is known."""
+    """The oracle's error there, where it is known."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder tells. `Run.open(path)` reads a run that is finished or still going on."""
+    """A run, read from its folder. `Run.open(path)` reads a run that is finished or still going on."""
 
     folder: RunFolder
     """The folder, opened for reading."""
@@ -82,9 +82,9 @@ class Run:
         return self.folder.episodes()
 
     def record(self, episode: int) -> EpisodeRecord:
-        """What the robot did in an episode."""
+        """The robot's trajectories in an episode."""
         arrays = self._episode(episode)
-        with self._reading(f"episode {episode}"):
+        with self._report_damage(f"episode {episode}"):
             record = EpisodeRecord.from_arrays(arrays)
             record.check(self.description.spec)
         return record
@@ -105,7 +105,7 @@ class Run:
     def kept_episode(self) -> int | None:
         """The episode that the kept policy ran; None while there is none."""
         best = self.folder.load_best()
-        with self._reading("best.safetensors"):
+        with self._report_damage("best.safetensors"):
             return None if best is None else int(best[1]["episode"])
 
     def newest_policy(self) -> Controller:
@@ -116,7 +116,7 @@ class Run:
         for note in checkpoint.notes:
             notify(note)
         where = f"the checkpoint of episode {checkpoint.episode}"
-        with self._reading(where):
+        with self._report_damage(where):
             return self._policy(self._newest_arrays(checkpoint.arrays), where)
 
     def _newest_arrays(self, stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -155,7 +155,7 @@ class Run:
         arrays, info = stored
         if info.get("policy_sha256") != policy_digest(self._episode(episode)):
             return None  # the episode was done again since
-        with self._reading(f"the evaluation of episode {episode}"):
+        with self._report_damage(f"the evaluation of episode {episode}"):
             return self._read_evaluation(arrays, info)
 
     def save_evaluation(self, episode: int, evaluation: Evaluation, oracle: OracleResult | None = None) -> None:
@@ -256,7 +256,7 @@ class Run:
     def _policy(self, arrays: Mapping[str, np.ndarray], where: str) -> Controller:
         spec = self.description.spec
         sizes = (spec.observation_size, *spec.policy.hidden, spec.layout.num_commands)
-        with self._reading(where):
+        with self._report_damage(where):
             for i, (width, after) in enumerate(itertools.pairwise(sizes)):
                 for name, shape in ((f"policy.{i}.weight", (after, width)), (f"policy.{i}.bias", (after,))):
                     if arrays[name].shape != shape:
@@ -265,7 +265,7 @@ class Run:
             return Controller.from_arrays(spec, arrays)
 
     @contextlib.contextmanager
-    def _reading(self, where: str) -> Iterator[None]:
+    def _report_damage(self, where: str) -> Iterator[None]:
         """One sentence where a file's content does not fit the robot."""
         with atomic.using(f"{where} of {self.path}"):
             yield

@@ -1,4 +1,4 @@
-"""How a training run is asked to stop: the request that its parts share, and Ctrl-C."""
+"""Stopping a training run: the request that its parts share, and Ctrl-C."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ class StopRequest:
 
 
 class Screen(Protocol):
-    """What Ctrl-C shows; both are called from a signal handler."""
+    """The messages of Ctrl-C; both methods are called from a signal handler."""
 
     def show_stopping(self) -> None:
         """The training stops after this episode."""
@@ -75,7 +75,8 @@ class StopOnInterrupt:
         os._exit(130)
 
     def _stop_machine(self) -> str:
-        """What the machine does now. In a thread: this one may be in the middle of talking to the machine."""
+        """The machine's state now. Asked in a thread, because this one may be in the middle of a request to the
+        machine."""
         self._leaving = True
         answers = ["The machine could not be told to stop."]
         thread = threading.Thread(target=lambda: answers.append(self.robot.stop_at_once()), daemon=True)

@@ -1,8 +1,8 @@
 """Experiment trackers: the metrics of a run sent to MLflow or Weights & Biases while it trains.
 
-A tracker is a callback. What it needs of a service is a name and three functions, `Service`; a tracker of your own is
-a class with these. They are called in a thread of their own: a service that does not answer holds up no robot. One that
-cannot be reached stops nothing; the user is told once, and the run's folder has every number in any case.
+A tracker is a callback. It needs a `Service`: a name and three functions; your own tracker is a class with these. They
+run in a thread of their own, so a service that does not answer never delays a robot. If it cannot be reached, training
+goes on and the user is told once; the run's folder has every number in any case.
 """
 
 import importlib.util

@@ -82,7 +82,7 @@ class PeerComparison(Experiment):
         return Job(name, peer.runner, parameters, steps=self.episodes, weight=weight)
 
     def command(self, size: Size) -> str:
-        """What to type to get this finding."""
+        """The command that gives this finding."""
         return self._command(self.peers, size.seeds, size)
 
     def _command(self, peers: Sequence[Peer], seeds: int, size: Size) -> str:
@@ -165,7 +165,7 @@ class PeerComparison(Experiment):
             f"not say fewer) on {self.robot}, with the same observations, control rate and cost, and goals from the "
             "same random numbers; a reference begins where its controller has left the machine. Errors are of the "
             "controller at the end, without exploration (but DreamerV3 draws its actions, as in its authors' own "
-            "evaluations), on references that nobody trains on; numbers are medians over seeds. Robot minutes are "
+            "evaluations), on held-out references; numbers are medians over seeds. Robot minutes are "
             "until an episode's own error, exploration included, was first below. "
             "Computing is the processor time of acting and learning, compiling included where nothing was cached. "
             f"Error while learning is that of the last {LATELY} episodes of training, exploration included. The "

@@ -1,6 +1,6 @@
 """Our learner and a tuned PID on a robot itself, whatever it is: nothing but `AbstractRobot` is needed.
 
-Each leaves a row per episode of robot time and a row per test. A test is an episode of goals that nobody trains on, by
+Each leaves a row per episode of robot time and a row per test. A test is an episode of held-out goals, by
 the kept policy or by the best gains so far. An error counts every step that was asked for (`whole_error`): a robot that
 falls stands where it fell. It is that of the true state where that is known.
 """
@@ -27,7 +27,7 @@ OnEpisode = Callable[[int, float], None]
 
 @dataclass
 class Books:
-    """What one way to control a robot has left."""
+    """The files of one way to control a robot."""
 
     episodes: list[dict[str, Any]] = field(default_factory=list)
     """`episode`, `error`, `valid` (share of the steps that happened), `outside` (share of them at which a position was
@@ -44,7 +44,7 @@ class Books:
         return self.episodes[-1]["error"]
 
     def test(self, episode: int, robot: AbstractRobot, record: EpisodeRecord) -> None:
-        """What came of a test, whose time does not count."""
+        """The result of a test, whose time does not count."""
         self.tests.append(self._row(episode, robot, record))
 
     def _row(self, episode: int, robot: AbstractRobot, record: EpisodeRecord) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Varied(AbstractWrapper):
     """Factor on commands above and below zero."""
 
     def reset(self, position: Float[Array, "4"]) -> Any:
-        """As the excavator."""
+        """As for the excavator."""
         return self.plant.reset(position)
 
     def step(self, state: Any, command: Float[Array, "4"], *, key: PRNGKeyArray) -> Any:
@@ -76,7 +76,7 @@ class Varied(AbstractWrapper):
         return self.plant.step(state, changed, key=key)
 
     def measure(self, state: Any, *, key: PRNGKeyArray) -> Any:
-        """As the excavator."""
+        """As for the excavator."""
         return self.plant.measure(state, key=key)
 
 
@@ -182,7 +182,7 @@ class Greedy(Controller):
 
 
 class Past:
-    """What the last two seconds looked like, for several robots."""
+    """The last two seconds of several robots."""
 
     def __init__(self, count: int, size: int) -> None:
         self.rows: deque[np.ndarray] = deque([np.zeros((count, size), np.float32)] * (LOOKS * EVERY), LOOKS * EVERY)

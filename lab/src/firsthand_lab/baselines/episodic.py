@@ -31,7 +31,7 @@ WITH_OUR_MODEL = ("neural-mpc", "residual")
 
 
 class EpisodicLearner(Protocol):
-    """What such a peer is."""
+    """A peer of this kind."""
 
     robot_time_s: float
     """Of the excitation."""
@@ -65,7 +65,7 @@ class EpisodicLearner(Protocol):
 
     @property
     def setting(self) -> str:
-        """What was done and chosen, for people."""
+        """A summary of actions and choices, for people."""
         ...
 
 

@@ -87,7 +87,7 @@ def fleet(stepper: Stepper, count: int, *, seed: int, extra: np.ndarray | None =
             """Nothing to close."""
 
         def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-            """What a wrapper asks for."""
+            """An attribute, once per robot, for wrappers."""
             return [getattr(self, attr_name, None)] * count
 
         def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:

@@ -3,7 +3,7 @@
 Books are written as they come, so that a run that is not finished can be looked at.
 
 curves.csv          a row per episode of robot time: mean error while learning, computing time, gradient updates so far
-marks.csv           a row per test on references that nobody trains on
+marks.csv           a row per test on held-out references
 paths.safetensors   reference and path of each evaluation shape at the last test
 facts.json          parameters, memory, and what was changed from the published settings
 """
@@ -73,7 +73,7 @@ class Ledger:
         write_rows(self.folder / MARKS, self.tests)
 
     def describe(self, *, parameters: int, setting: str, memory_mb: float | None = None) -> None:
-        """What is learning, and how much memory it has had so far."""
+        """The learner, and its memory use so far."""
         facts = {
             "parameters": parameters,
             "memory_mb": round(memory_mb if memory_mb is not None else peak_memory_mb()),

@@ -29,7 +29,7 @@ from firsthand_onboard.features import observation
 
 from ..experiments.base import Report
 from .ledger import Ledger, Stopwatch
-from .neural_mpc.learner import ModelLearner, joined
+from .neural_mpc.learner import ModelLearner, join_records
 from .sb3 import count_parameters, environment, require
 from .setup import plant_and_task
 from .view import REWARD, RobotView
@@ -111,7 +111,7 @@ class Rounds:
         self.kept: list[Transitions] = []
 
     def remember(self, branches: Transitions) -> None:
-        """Another round; the oldest ones are forgotten. One without a finite branch is none."""
+        """Another round; the oldest ones are dropped. A round without a finite branch does not count."""
         if len(branches["rewards"]):
             self.kept = [*self.kept, branches][-KEPT:]
 
@@ -209,7 +209,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
             ledger.show(view, f"{sac._n_updates} updates")
             if view.episode > self.seen:
                 self.seen = view.episode
-                whole = joined(view.records)
+                whole = join_records(view.records)
                 model.append(whole)
                 branches.add(whole)
             if branches.states and self.num_timesteps % min(BRANCH_EVERY, per_episode) == 0:

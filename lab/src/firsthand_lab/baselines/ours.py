@@ -37,7 +37,7 @@ TINY = {
 
 
 class Timed(SimulatedRobot):
-    """A simulated robot that counts its own processor time, which is no computing of the learner's."""
+    """A simulated robot that counts its own processor time, which is not computing of the learner's."""
 
     simulation_s = 0.0
 

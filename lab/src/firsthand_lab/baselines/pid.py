@@ -1,4 +1,4 @@
-"""What an engineer has today: `firsthand.controllers`, identified and tuned on the robot."""
+"""An engineer's baseline today: `firsthand.controllers`, identified and tuned on the robot."""
 
 import math
 from pathlib import Path

@@ -28,14 +28,14 @@ class Peer:
     extra: tuple[tuple[str, str], ...] = ()
     """More parameters of the job."""
     own: bool = False
-    """Whether it is no peer to be measured with: ours, a variant of it, or nothing at all."""
+    """Whether it is not a peer to be measured with: ours, a variant of it, or nothing at all."""
     paper: str = "–"
     """Its error while learning over the paper's own algorithm's, after 400 episodes, in the paper."""
     max_seeds: int = MAX_SEEDS
     few_tests: bool = False
     """Whether a test costs so much that only the middle and the end are tested."""
     told: str = "nothing but rewards"
-    """What it must be told of robot and task besides limits, observations and control rate."""
+    """Knowledge of robot and task that it needs besides limits, observations and control rate."""
     limits: str = "commands by clipping; joints by a cost"
     """How it keeps limits."""
     require: Callable[[Task, int], None] = lambda task, episodes: None

@@ -46,7 +46,7 @@ class Row:
     tested: int
     """The episode of the last test; 0 for none."""
     random_m: float
-    """Mean error of the controller in the last test on random references that nobody trains on."""
+    """Mean error of the controller in the last test on random held-out references."""
     shapes_m: float
     early: int
     """The last test before that one that is after half of the episodes or later; 0 for none."""

@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {
     "excavator-realistic": excavator_task,
     "soft-arm": soft_arm_task,
 }
-"""What has a form for the tests."""
+"""Robots with a task that can be shortened for tests."""
 
 
 def has_plant(robot: str) -> bool:

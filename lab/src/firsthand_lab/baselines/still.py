@@ -23,7 +23,7 @@ class Still(Controller):
 
 
 def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
-    """The same episodes and tests as everybody, without a motion."""
+    """The same episodes and tests as for every peer, without motion."""
     plant, task = plant_and_task(parameters["robot"], tiny=parameters["setting"] == "tiny")
     view = RobotView(plant, task, seed=parameters["seed"])
     ledger = Ledger(folder, view.stepper, parameters["marks"], report)

@@ -104,7 +104,7 @@ class Stepper:
         return Robots(*self._start(jnp.asarray(positions, jnp.float32), keys))
 
     def truth(self, robots: Robots) -> np.ndarray:
-        """What exact sensors would show of each robot: errors are those of the truth."""
+        """The measurement of exact sensors of each robot: errors are counted on it."""
         return np.asarray(self._truth(robots.plant_state))
 
     def towards(self, robots: Robots, goals: np.ndarray) -> np.ndarray:
@@ -112,7 +112,7 @@ class Stepper:
         return np.asarray(self._towards(robots.state, jnp.asarray(goals, jnp.float32)))
 
     def sees(self, robots: Robots, points: Any, step: int = 0) -> np.ndarray:
-        """What each robot's controller sees at a step."""
+        """The input of each robot's controller at a step."""
         return np.asarray(self._sees(robots.state, points, step))
 
     def step(self, robots: Robots, action: np.ndarray, points: Any, step: int, keys: Any) -> tuple[Robots, tuple]:
@@ -136,11 +136,11 @@ class RobotView:
         self.steps = 0
         """Control steps so far."""
         self.simulation_s = 0.0
-        """Processor time of the simulated robot itself, which is no computing of the controller's."""
+        """Processor time of the simulated robot itself, which is not computing of the controller's."""
         self.over = True
         """Whether the trajectory has ended, and `begin` comes next."""
         self.records: tuple[EpisodeRecord, ...] = ()
-        """What happened in the last whole episode, a record per trajectory."""
+        """The last whole episode, a record per trajectory."""
         self._robots = self.stepper.at_rest(np.asarray(task.home)[None], seed)
         self._done: list[EpisodeRecord] = []
         self._goals: np.ndarray = np.zeros((0, 0))
@@ -233,12 +233,12 @@ def below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray
 
 @dataclass(frozen=True)
 class Tested:
-    """How a controller does on references that nobody trains on."""
+    """How a controller does on held-out references."""
 
     random: TrackingMetrics
     shapes: TrackingMetrics
     records: tuple[EpisodeRecord, ...]
-    """What it did on each shape."""
+    """Its trajectory on each shape."""
     act_ms: float
     """Median time of one decision for one robot, in milliseconds."""
     at_limit: float

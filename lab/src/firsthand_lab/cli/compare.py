@@ -102,7 +102,7 @@ class Compare:
         return 0
 
     def _run_directly(self) -> int:
-        """On a robot that is no plant of ours, one way after the other; the table is printed, nothing is kept."""
+        """On a robot that is not a plant of ours, one way after the other; the table is printed, nothing is kept."""
         from firsthand.console import notify
         from firsthand.robots.registry import find_robot
         from firsthand.training import TrainingConfig
@@ -147,7 +147,7 @@ class Compare:
         return 0
 
     def _ask(self, study: "Study") -> None:
-        """Raise `UserError` when what is left to do takes very long and nobody said yes."""
+        """Raise `UserError` if the remaining jobs take very long and were not confirmed."""
         from ..experiments.worker import cores
 
         left = [job.steps * job.weight for job in study.jobs if not study.is_finished(job)]
@@ -163,7 +163,7 @@ class Compare:
             )
 
     def _again(self) -> str:
-        """What to type to continue: to be copied."""
+        """The command that continues, for copying."""
         words = ["firsthand", "compare", self.robot, "--peers", self.peers]
         words += ["--episodes", str(self.episodes), "--seeds", str(self.seeds)]
         words += ["--tiny"] if self.tiny else []
@@ -196,6 +196,6 @@ def print_books(robot: str, unit: str, books: "dict[str, Books]") -> None:
     console = Console()
     console.print(table)
     console.print(
-        "On goals that nobody trains on; a step that the robot did not get to counts as if it stood where it ended.",
+        "On held-out goals; a step that the robot did not get to counts as if it stood where it ended.",
         style="dim",
     )

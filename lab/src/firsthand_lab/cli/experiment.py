@@ -90,7 +90,7 @@ class Experiment:
         return make_pool(jobs, self.workers, self.on, self.address)
 
     def _again(self) -> str:
-        """What to type to continue: to be copied."""
+        """The command that continues, for copying."""
         words = ["firsthand", "experiment", self.name or ""]
         words += [f"--{name}" for name in ("quick", "tiny") if getattr(self, name)]
         for name in ("seeds", "out", "address", "workers"):

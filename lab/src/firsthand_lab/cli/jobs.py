@@ -49,7 +49,7 @@ def run_studies(studies: Sequence["Study"], pool: Callable[[int], Any], again: s
         try:
             return carry_out(list(studies), pool, display)
         except KeyboardInterrupt:
-            notify(f"Interrupted; what is done is kept. Continue with: {again}")
+            notify(f"Interrupted; finished jobs are kept. Continue with: {again}")
             return INTERRUPTED
         except JobsFailed as failed:
             notify(f"firsthand: {failed} The other jobs are kept; try the rest again with: {again}")

@@ -154,7 +154,7 @@ class Result:
     """A job and its data."""
 
     job: Job
-    """What was asked for."""
+    """The request."""
     folder: Path
     """Where its data is."""
 
@@ -172,7 +172,7 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        """Whether the job is done, or what is there is only the beginning."""
+        """Whether the job is finished, or its data is still incomplete."""
         return (self.folder / files.DONE).exists()
 
     @property
@@ -185,11 +185,11 @@ class Verdict(Enum):
     """How a claim of the paper fared."""
 
     PASS = "PASS"
-    """It holds on our robots."""
+    """The claim holds on our robots."""
     FAIL = "FAIL"
-    """It does not."""
+    """The claim does not hold."""
     NOT_COMPARABLE = "not comparable"
-    """This experiment, or this size of it, cannot tell."""
+    """The experiment, or this size of it, is not conclusive."""
 
     @staticmethod
     def of(holds: bool, size: Size) -> "Verdict":
@@ -217,7 +217,7 @@ class Comparison:
     """One row of a finding's table."""
 
     quantity: str
-    """What was measured, with its unit."""
+    """The measured quantity, with its unit."""
     measured: str
     """Our number, as it shall be read."""
     paper: str
@@ -228,7 +228,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Finding:
-    """What an experiment found. The files are written by whoever asked for it."""
+    """The result of an experiment. The caller writes the files."""
 
     verdict: Verdict
     """Against the paper's claim as a whole."""
@@ -252,13 +252,13 @@ class Experiment(ABC):
     """One figure or table of the paper, or one claim of its text."""
 
     name: ClassVar[str]
-    """What it is called on the command line."""
+    """Its name on the command line."""
     shows: ClassVar[str]
-    """What it shows, in a few words."""
+    """Its result, in a few words."""
     figure: ClassVar[str]
     """Where it is in the paper: "figure 3", "table 1", "section 3.3"."""
     cost: ClassVar[Cost]
-    """What it takes."""
+    """Its cost in time."""
     seeds: ClassVar[Seeds]
     """Seeds unless told otherwise."""
     grows: ClassVar[bool] = False
@@ -275,7 +275,7 @@ class Experiment(ABC):
         """What follows; `results` are in the order of `jobs(size)`."""
 
     def command(self, size: Size) -> str:
-        """What to type to get this finding."""
+        """The command that gives this finding."""
         words = ["firsthand experiment", self.name]
         if size.name != "full":
             words.append(f"--{size.name}")

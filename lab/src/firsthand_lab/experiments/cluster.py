@@ -26,7 +26,7 @@ INSTALL = "pip install -c constraints.txt -e 'lab[ray]'"
 SEND_EVERY_S = 1.0
 """Least time between two sendings of a worker's files; the last ones are always sent."""
 OWN_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Before Ray is imported: a cluster of our own listens on the loopback address only, and tells nobody about itself."""
+"""Before Ray is imported: a cluster of our own listens on the loopback address only, and sends no usage reports."""
 PATIENCE_S = 10.0
 """How long an address may take to answer."""
 

@@ -123,7 +123,7 @@ class Watch(Callback):
         self.report(summary.episode, f"error {100 * metrics['tracking_error']:.1f} cm")
 
     def notify(self, text: str) -> None:
-        """What the guard decided, for the job's log."""
+        """The guard's decision, for the job's log."""
         print(text)
 
     def _row(self, metrics: Mapping[str, Any], record: EpisodeRecord, **times: float) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Display:
         self._done: dict[str, float] = {}
         self._total = self._at_start = 0.0
         self._all: Any = None
-        self._began = self._said = time.monotonic()
+        self._began = self._reported = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +55,7 @@ class Display:
         if count := len(self._finished_before):
             notify(f"Kept from an earlier call: {count} finished job{'s' if count > 1 else ''}.")
         self._total = sum(job.steps * job.weight for job in jobs)
-        self._began = self._said = time.monotonic()
+        self._began = self._reported = time.monotonic()
         if self.live and jobs:
             self.bars.start()
             self._all = self.bars.add_task(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}", total=self._total, note="")
@@ -78,13 +78,12 @@ class Display:
         if self.live:
             self.bars.update(self._rows[job.id], completed=done, note=note)
             self.bars.update(self._all, completed=sum(self._done.values()))
-        elif time.monotonic() - self._said >= EVERY_S:
-            self._said = time.monotonic()
-            notify(
-                f"{100 * sum(self._done.values()) / self._total:.0f} % done, {self._left()} left; {job.name}: {note}"
-            )
+        elif time.monotonic() - self._reported >= EVERY_S:
+            self._reported = time.monotonic()
+            share = 100 * sum(self._done.values()) / self._total
+            notify(f"{share:.0f} % done, {self._time_left()} left; {job.name}: {note}")
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         done = sum(self._done.values())
         if done <= self._at_start:
             return "unknown time"
@@ -96,7 +95,7 @@ class Display:
             self.bars.remove_task(self._rows.pop(job.id))
 
     def finished(self, study: Study, job: Job) -> None:
-        """It is done."""
+        """Show that a job is finished."""
         self._remove(job)
         self._done[job.id] = job.steps * job.weight
         if self.live:

@@ -35,7 +35,7 @@ STEADY_FROM, WINDOW = 10, 10
 
 @dataclass(frozen=True)
 class Condition:
-    """One set-up."""
+    """One set-up of the experiment."""
 
     name: str
     robot: str = "excavator"

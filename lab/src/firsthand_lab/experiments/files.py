@@ -31,7 +31,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: it is no JSON.") from error
+        raise UserError(f"{path} is damaged: it is not JSON.") from error
 
 
 def write_csv(path: Path, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
@@ -58,7 +58,7 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
     except (ValueError, csv.Error) as error:
-        raise UserError(f"{path} is damaged: it is empty or no table.") from error
+        raise UserError(f"{path} is damaged: it is empty or not a table.") from error
     if any(len(row) != len(header) for row in rows):
         raise UserError(f"{path} is damaged: a row has more or fewer fields than the header.")
     return {name: _column([row[i] for row in rows]) for i, name in enumerate(header)}

@@ -43,7 +43,7 @@ class Setup:
     settings: dict[str, Any] = field(default_factory=dict)
     """… and what is changed in them."""
     task: dict[str, Any] = field(default_factory=dict)
-    """What is changed in the robot's task: its arguments."""
+    """Changes to the arguments of the robot's task."""
     episodes: int = 400
     """Episodes."""
     seeds: tuple[int, ...] = (0,)
@@ -76,7 +76,7 @@ class Setup:
         return Setup(**values)
 
     def payload_at(self, episode: int) -> float:
-        """What the robot carries in an episode."""
+        """The robot's payload in an episode."""
         held = [change for change in self.payloads if change[0] <= episode]
         return max(held)[1] if held else 0.0
 
@@ -163,7 +163,7 @@ class Log:
             files.write_arrays(self.folder / "records" / f"{episode:06d}.safetensors", arrays)
 
     def keep_shapes(self, episode: int, together: Any) -> None:
-        """What the newest policies do on the evaluation references."""
+        """The newest policies on the evaluation references."""
         from firsthand.evaluation import tracking_metrics
         from firsthand_onboard.kinematics import tracked_output
 

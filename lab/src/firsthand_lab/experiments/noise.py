@@ -1,6 +1,6 @@
 """`noise`: learning with sensors that are noisy and sometimes wrong, from not at all to severely.
 
-The paper names this as its limitation. What is judged is where the tip really was, not what the sensors said.
+The paper names this as its limitation. The verdict is about the true position of the tip, not about the measured one.
 """
 
 from dataclasses import asdict, dataclass

@@ -195,7 +195,7 @@ def _payloads(episodes: np.ndarray, switches: list[tuple[int, float]]) -> np.nda
 
 def _text(heavier: Response, lighter: Response, loads: Mapping[str, float], seeds: int, verdict: Verdict) -> str:
     holds = {
-        Verdict.PASS: "The paper's effect is there: a load that nobody mentions is felt, and learned within five "
+        Verdict.PASS: "The paper's effect is there: an unannounced load shows in the error, and is learned within five "
         "episodes.",
         Verdict.FAIL: "The paper's claim does not show here: "
         + (

@@ -24,7 +24,7 @@ class Progress:
     done: float
     """Steps behind it."""
     note: str = ""
-    """What it says about itself."""
+    """A short note of the job about its progress."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Ended:
     id: str
     """Which job."""
     error: str | None = None
-    """What went wrong; None when the job is finished."""
+    """The error; None when the job is finished."""
     lost: bool = False
     """Whether the worker died, so that the job may be tried again from its last checkpoint."""
 

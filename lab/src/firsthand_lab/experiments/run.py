@@ -104,7 +104,7 @@ def _end(
     display: Display,
     errors: list[str],
 ) -> None:
-    """A job is over: pass its data on to the other studies that want it, or note why there is none."""
+    """A job is over: pass its data on to the other studies that want it, or note why it has no data."""
     if event.error is not None:
         atomic.write_text(study.folder(job) / "error.txt", event.error + "\n")
         errors.append(f"{study.experiment.name}/{job.name}: {event.error.removesuffix('.')}.")

@@ -45,10 +45,10 @@ def schedule(blocks: int, shortest: int, longest: int, loads: list[float], seed:
     return np.asarray(found[:blocks])
 
 
-def worn(plant: AbstractPlant) -> AbstractPlant:
+def wear_valve(plant: AbstractPlant) -> AbstractPlant:
     """The same machine with a worn boom valve."""
     if isinstance(plant, AbstractWrapper):
-        return dataclasses.replace(plant, plant=worn(plant.plant))
+        return dataclasses.replace(plant, plant=wear_valve(plant.plant))
     assert isinstance(plant, AbstractExcavator)
     boom = {name: getattr(plant.parameters, name) for name in WORN}
     changed = {name: (factor * boom[name][0], *boom[name][1:]) for name, factor in WORN.items()}
@@ -77,7 +77,7 @@ class Shift:
         if block == 0 or load != self.loads[block - 1] or block == self.parameters["worn_after"]:
             robot.set_payload(load)
             if block >= self.parameters["worn_after"]:
-                robot.plant = worn(robot.plant)
+                robot.plant = wear_valve(robot.plant)
         rng = np.random.Generator(np.random.Philox(key=[self.seed, block]))
         return robot.task.sample_goals(rng, robot.measured(), self.trajectories)
 

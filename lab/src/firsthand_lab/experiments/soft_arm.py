@@ -29,7 +29,7 @@ class SoftArm(Experiment):
     seeds = Seeds(full=4, quick=1, tiny=2)
 
     def jobs(self, size: Size) -> list[Job]:
-        """One set-up."""
+        """The jobs of the only set-up."""
         tiny = {"task": {"trajectories": 2, "steps": 20, "hidden": [8, 8]}, "settings": TINY_SETTINGS}
         changes = size.pick(full={}, quick={}, tiny=tiny)
         setup = Setup(robot="soft-arm", episodes=EPISODES[size.name], marks=MARKS[size.name], **changes)

@@ -23,7 +23,7 @@ DESCRIPTION = "experiment.json"
 
 
 class Study:
-    """An experiment of one size in one folder. Use it in a `with`: nobody else can then write to the folder."""
+    """An experiment of one size in one folder. Use it in a `with`: no other process can then write to the folder."""
 
     def __init__(self, path: Path, experiment: Experiment, size: Size) -> None:
         self.path, self.experiment, self.size = path, experiment, size

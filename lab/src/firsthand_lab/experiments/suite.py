@@ -89,15 +89,15 @@ class Suite(Experiment):
         ]
 
     def conclude(self, size: Size, results: list[Result]) -> Finding:
-        """A line per robot, and three rules that can fail. What is missing is NaN, and fails no rule."""
+        """A line per robot, and three rules that can fail. Missing values are NaN and fail no rule."""
         lines = gather_lines(results, MARKS[size.name])
         last = MARKS[size.name][-1]
         ours, paper = f"fast {last}", f"paper {last}"
-        learned = [line for line in lines if _known(line, ours, "still")]
+        learned = [line for line in lines if _is_known(line, ours, "still")]
         unlearned = [r["robot"] for r in learned if not (r[ours] <= LEARNED * r["still"] and r["followed"] >= FOLLOWED)]
-        beside_paper = [line for line in lines if _known(line, ours, paper)]
+        beside_paper = [line for line in lines if _is_known(line, ours, paper)]
         worse = [line["robot"] for line in beside_paper if not line[ours] <= NO_WORSE * line[paper]]
-        beside_pid = [line for line in lines if _known(line, ours, "pid")]
+        beside_pid = [line for line in lines if _is_known(line, ours, "pid")]
         lost = [line["robot"] for line in beside_pid if not line[ours] < line["pid"]]
         rows = (
             _rule(f"robots learned, of {len(learned)}", len(learned) - len(unlearned), unlearned, not unlearned, size),
@@ -119,7 +119,7 @@ class Suite(Experiment):
             verdict,
             ("" if is_whole else f"So far: {len(results)} of {len(self.jobs(size))} jobs. ")
             + f"The default preset, {size.seeds} seed{'s' * (size.seeds > 1)}, no setting touched, on {len(lines)} "
-            "robots; medians over seeds of the error on references that nobody trains on, in each robot's own unit, of "
+            "robots; medians over seeds of the error on held-out references, in each robot's own unit, of "
             "the true state where it is known. A step that a robot did not get to counts as if it stood where it "
             "ended. `pid` is identified and tuned on the robot with docs/peers.md's procedure. "
             f"Learned: at most {LEARNED:g} of the error of the neutral command, at least {FOLLOWED:.0%} of the steps "
@@ -131,7 +131,7 @@ class Suite(Experiment):
         )
 
 
-def _known(line: dict[str, Any], *columns: str) -> bool:
+def _is_known(line: dict[str, Any], *columns: str) -> bool:
     return not any(math.isnan(line[column]) for column in columns)
 
 
@@ -166,7 +166,7 @@ def gather_lines(results: list[Result], marks: tuple[int, ...]) -> list[dict[str
 
 
 def _tested(book: dict[str, Any], mark: int | None) -> float:
-    """The error of the test at a mark, or of the last one; infinite where there is none: it could not be controlled."""
+    """The error of the test at a mark, or of the last one; infinite if the robot could not be controlled."""
     tests = [test for test in book["tests"] if mark is None or test["episode"] == mark]
     return float(tests[-1]["error"]) if tests else math.inf
 

@@ -48,7 +48,7 @@ class Together:
         robots = [SimulatedRobot(plant, task, seed=seed).snapshot() for seed in self.seeds]
         self._now, self._key = stack_trees([now for now, _ in robots]), stack_trees([key for _, key in robots])
         self.records: list[EpisodeRecord] = []
-        """What each robot did in the last episode."""
+        """Each robot's trajectories in the last episode."""
 
     def run_episode(self, *, learn_model: bool = True) -> dict[str, np.ndarray]:
         """One episode of every seed; its metrics, one entry per seed.

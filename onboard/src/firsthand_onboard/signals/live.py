@@ -1,7 +1,7 @@
-"""Sensors that must not be believed, one measurement at a time: what the gate looks at before anything else.
+"""Implausible sensors, one measurement at a time: the first check of the gate.
 
-A value that is absurd, a sensor that shows the same while its joint is commanded to move, and a position and velocity
-that contradict each other are faults. A frozen sensor may still flicker: a position that stays where it is while its
+Faults are: an absurd value, a sensor that does not change while its joint is commanded to move, and a position and
+velocity that contradict each other. A frozen sensor may still flicker: a position that stays where it is while its
 velocity leads away from there, or while nearly all of the command drives it, is a fault, too. A position that leaps
 counts as missing: a single glitch passes, a lasting one becomes a fault like any lost measurement. Every comparison is
 written so that NaN fails it.

@@ -1,4 +1,4 @@
-"""Single samples that must not be believed: out of range, spikes, stuck sensors, leaps.
+"""Implausible samples: out of range, spikes, stuck sensors, leaps.
 
 Arrays are `(trajectories, samples, measured)` unless a docstring gives another shape. Nothing here warns or raises for
 values that are not finite.

@@ -51,7 +51,7 @@ class SignalSettings:
     frozen_s: float = 0.5
     """A sensor that shows the same for this long at full command, longer at less, is frozen; dead time comes on top."""
     unknown_dead_time_s: float = 0.2
-    """That dead time where it is not known."""
+    """The assumed dead time where it is not known."""
     frozen_command: float = 0.25
     """Commands below this share of their range need not move anything: valves have dead bands."""
     contradicted_steps: int = 5

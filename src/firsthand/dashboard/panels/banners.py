@@ -27,7 +27,7 @@ class Banners:
             self.trouble_text = ui.label().classes("banner-text")
 
     def refresh(self, run: RunFollower) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         self._refresh_question(run)
         self._refresh_fault(run)
         texts = [*([self.state.runs.problem] if self.state.runs.problem else []), *describe_trouble(run)]

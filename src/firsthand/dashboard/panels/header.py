@@ -40,7 +40,7 @@ class Header:
                 self.stop = ui.button("Stop", on_click=self.press_stop).props("color=negative no-caps")
 
     def refresh(self, run: RunFollower) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         status, info, machine = run.status, run.info, run.machine
         self.title.set_text(self.state.main)
         payload = (status.payload if status is not None else "") or (info.payload if info is not None else "")
@@ -77,7 +77,7 @@ class Figures:
             return ui.label(UNKNOWN).classes("figure-big"), ui.label(name).classes("figure-small")
 
     def refresh(self, run: RunFollower) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         status = run.status if run.alive else None
         left = status.seconds_left if status is not None else None
         robot_left = status.robot_seconds_left if status is not None else None

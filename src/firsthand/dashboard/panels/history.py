@@ -16,7 +16,7 @@ class History:
             self.list = ui.element("div").classes("happened")
 
     def refresh(self, run: RunFollower) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         self.list.clear()
         with self.list:
             for event in reversed(run.events[-MAX_EVENTS:]):

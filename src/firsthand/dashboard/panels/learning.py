@@ -46,7 +46,7 @@ class ErrorPanel:
             self.compared.set_options(names)
 
     def refresh(self, run: RunFollower) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         state = self.state
         show_chart(self.chart, charts.error_chart(state.compared_runs, state.names, state.main))
 
@@ -61,7 +61,7 @@ class LossPanel:
             self.model = empty_chart().style("height: 11.5rem")
 
     def refresh(self, run: RunFollower) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         runs, names = self.state.compared_runs, self.state.names
         unit = "" if run.info is None else f" ({run.info.unit.name}²)"
         show_chart(self.controller, charts.loss_chart(runs, names, "controller_loss", f"controller loss{unit}"))
@@ -85,7 +85,7 @@ class HealthPanel:
             return empty_chart("mini")
 
     def refresh(self, run: RunFollower) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         for chart, (_, make_chart) in zip(self.charts, HEALTH_CHARTS, strict=True):
             show_chart(chart, make_chart(run))
         self.note.set_text(_summarize_health(run))

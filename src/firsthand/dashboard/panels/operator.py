@@ -42,7 +42,7 @@ class OperatorPanel:
             button.set_enabled(accepts_requests(run))
         pending = run.status.pending if run.status is not None else ()
         waiting = f"waits for the end of the episode: {', '.join(pending)}" if pending else ""
-        self.note.set_text(waiting or ("" if run.alive else "nobody is training this run now"))
+        self.note.set_text(waiting or ("" if run.alive else "no trainer is running for this run"))
 
     def refresh_earlier(self, run: RunFollower) -> None:
         """Offer the policies and checkpoints that there are now."""

@@ -40,7 +40,7 @@ class TrajectoryPanel:
         return number.props("dense clearable stack-label debounce=400").style("width: 7.5rem")
 
     def refresh(self, run: RunFollower) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         episode = self.state.episode
         motion = run.motion(episode, self.state.trajectory)
         self.drawing.show(trajectory_charts.drawing_data(run.info, motion))
@@ -65,7 +65,7 @@ class CommandPanel:
             self.chart = empty_chart()
 
     def refresh(self, run: RunFollower) -> None:
-        """Show what is new."""
+        """Show the newest data."""
         motion = run.motion(self.state.episode, self.state.trajectory)
         show_chart(self.chart, trajectory_charts.command_chart(run.info, motion))
         self.chart.style(f"height: {trajectory_charts.command_chart_height(run.info)}px")

@@ -1,6 +1,6 @@
 """The excavator with its cabin turning: the arm of `ExcavatorFlow` on a swing drive.
 
-The swing drive is ours: no published facts stand behind it. A hydraulic motor with dead band and dead time turns the
+The swing drive is our own assumption, without published facts. A hydraulic motor with dead band and dead time turns the
 cabin; the farther the tip reaches, the longer it takes to speed up. The arm does not feel the turning.
 """
 

@@ -1,4 +1,4 @@
-"""What the effects of the realistic excavator do to the whole machine, beside what they should.
+"""Effects of the realistic excavator on the whole machine, beside their expected sizes.
 
 How each figure is taken, on the machine with all effects unless it says otherwise:
 

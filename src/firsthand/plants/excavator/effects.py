@@ -1,4 +1,4 @@
-"""What makes the realistic excavator realistic: effects that can be switched off one by one, and their sizes."""
+"""Effects of the realistic excavator, which can be switched off one by one, and their sizes."""
 
 from dataclasses import dataclass, fields
 

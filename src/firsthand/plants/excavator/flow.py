@@ -1,4 +1,4 @@
-"""The flow-source model of the excavator arm: fast, differentiable, the one to learn on.
+"""The flow-source model of the excavator arm: fast and differentiable, meant for learning.
 
 Valves ask for flows; the pump grants them, lowest load pressure first; the granted flow moves a joint through one
 damped oil-column mode. Load pressures are those of gravity and payload: a load's own acceleration does not reach the

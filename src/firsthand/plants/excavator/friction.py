@@ -1,4 +1,4 @@
-"""Friction in cylinders that carry a load: Coulomb with the Stribeck effect, smooth where it turns round."""
+"""Friction in cylinders that carry a load: Coulomb with the Stribeck effect, smooth at the reversal."""
 
 from typing import NamedTuple
 

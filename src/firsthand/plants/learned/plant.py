@@ -29,7 +29,7 @@ from firsthand_onboard.features import command_feature
 from ..base import AbstractPlant
 
 Beyond = Literal["ignore", "slow", "stop"]
-"""What the plant does where its networks disagree: nothing, move slowly, or stop."""
+"""The plant's behaviour where its networks disagree: no change, slow motion, or a stop."""
 CLIP = 8.0
 """Innovations are limited to about this many change scales."""
 
@@ -99,7 +99,7 @@ class LearnedPlant(AbstractPlant):
     usual_doubt: Float[Array, ""]
     """Disagreement that 99 % of the log stays below."""
     spec: ControlSpec = eqx.field(static=True)
-    """What is measured and commanded."""
+    """Measurements and commands."""
     command_history: int = eqx.field(static=True)
     """How many past commands the networks see, besides the one that is being given."""
     free: tuple[int, ...] = eqx.field(static=True, default=())
@@ -107,7 +107,7 @@ class LearnedPlant(AbstractPlant):
     observed_steps: int = eqx.field(static=True, default=12)
     """Steps of a log through which the observer runs before the plant is left to itself."""
     beyond: Beyond = eqx.field(static=True, default="ignore")
-    """What happens where the ensemble disagrees."""
+    """The behaviour where the ensemble disagrees."""
     dead_band: Float[Array, "2 commands"] | None = None
     """(d₋, d₊) of every command: the networks then also see valve openings. None for plants fitted without."""
 
@@ -167,7 +167,7 @@ class LearnedPlant(AbstractPlant):
         )
 
     def measure(self, state: LearnedState, *, key: PRNGKeyArray) -> Float[Array, " measured"]:
-        """What the sensors show, without noise."""
+        """The measurement, without noise."""
         del key
         entries = coordinate_entries(self.spec)
         measured = jnp.zeros(self.num_measured, state.coordinates.dtype).at[jnp.asarray(entries)].set(state.coordinates)
@@ -234,7 +234,7 @@ class LearnedPlant(AbstractPlant):
     def member_changes(
         self, state: LearnedState, commands: Float[Array, "now_and_past commands"]
     ) -> Float[Array, "members coordinates"]:
-        """What each member says; `commands` begins with the one that is being given."""
+        """The prediction of each member; `commands` begins with the present one."""
         inputs = self.inputs(state, commands)
         return jax.vmap(lambda member: jax.vmap(lambda network, x: network(x))(member, inputs))(self.networks)
 

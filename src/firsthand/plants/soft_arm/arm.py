@@ -71,7 +71,7 @@ class SoftArm(AbstractPlant):
 
     parameters: SoftArmParameters = eqx.field(default=SoftArmParameters(), static=True)
     effects: ArmEffects = eqx.field(default=ArmEffects.none(), static=True)
-    """What makes it imperfect: nothing, unless asked for. The robot `soft-arm` has all of them."""
+    """Its imperfections; none by default. The robot `soft-arm` has all of them."""
     substeps: int = eqx.field(default=10, static=True)
     """Integration steps per control period."""
     payload_kg: Float[Array, ""] = _number(0.0)

@@ -33,7 +33,7 @@ def command_map(p: SoftArmParameters) -> np.ndarray:
 
 
 def cable_commands(command: Float[Array, "6"], p: SoftArmParameters) -> Float[Array, "9"]:
-    """What the motors are told to draw in, m."""
+    """Commanded cable lengths to draw in, m."""
     return jnp.asarray(command_map(p)) @ command
 
 

@@ -45,7 +45,7 @@ LOAD_KG = 0.05
 
 
 class Response(NamedTuple):
-    """What happened after each command, `(runs, steps, …)`."""
+    """The results of each command, `(runs, steps, …)`."""
 
     bends: Any
     motors: Any
@@ -54,7 +54,7 @@ class Response(NamedTuple):
     ends: Any
     """Where the segment ends really are."""
     seen: Any
-    """What the motion capture would say without noise."""
+    """The motion capture's measurement without noise."""
 
 
 @eqx.filter_jit

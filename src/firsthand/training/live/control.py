@@ -1,7 +1,7 @@
-"""Live control of one training run: pause, stop, approve, and what is done between two episodes.
+"""Live control of one training run: pause, stop, approve, and requests that wait for the end of an episode.
 
-A thread reads requests and reports every half second that the trainer lives. What touches the learner or the robot
-waits for the trainer's own thread, which takes it between two episodes.
+A thread reads requests, and reports every half second that the trainer is alive. Requests that change the learner or
+the robot wait for the trainer's own thread, which carries them out between two episodes.
 """
 
 import secrets
@@ -32,7 +32,7 @@ from .status import StatusPublisher
 BEAT_S = 0.5
 """How often the trainer reports that it lives."""
 LOOK_S = 0.2
-"""How often whoever waits or listens looks whether there is something new."""
+"""Time between two looks for something new, while waiting or listening."""
 
 
 class PauseSwitch:
@@ -190,7 +190,7 @@ class LiveControl(AbstractControl):
                 published = time.monotonic()
 
     def _handle(self, name: str, request: Request) -> str | None:
-        """Deal with a request at once, or put it where the trainer's thread finds it (then there is no answer yet)."""
+        """Carry out a request at once, or queue it for the trainer's thread (then there is no answer yet)."""
         match request.kind:
             case "pause":
                 return self._pause()

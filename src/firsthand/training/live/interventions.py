@@ -1,4 +1,4 @@
-"""What people may change between two episodes: the payload, kept checkpoints, an earlier policy or learner."""
+"""Changes that people may ask for between two episodes: payload, kept checkpoints, an earlier policy or learner."""
 
 import contextlib
 import dataclasses
@@ -13,8 +13,9 @@ from ...robots import AbstractRobot
 from ...runs import atomic
 from ...runs.packed import DamagedFile, unpack
 from ...runs.pytrees import from_arrays
+from ..bases import on_base_of
 from ..config import TrainingConfig
-from ..learning import on_base_of, with_policy
+from ..learning import with_policy
 from ..parts import AbstractRecorder, Outcome
 
 KEPT_FOLDER = "kept"
@@ -69,7 +70,7 @@ class Interventions:
                 self.events.add(episode + 1, "restore", f"back to the checkpoint after episode {request.value}")
 
     def resume_payload(self) -> None:
-        """What the last payload of an earlier session was holds again."""
+        """Restore the last payload of an earlier session."""
         payloads = [event for event in files.read_events(self.run) if event.kind == "payload"]
         if payloads:
             self.set_payload(str(payloads[-1].extra.get("tag", "")))

@@ -23,7 +23,7 @@ class MachineLink:
 
     @property
     def seen(self) -> Mapping[str, Any] | None:
-        """What the machine reported last."""
+        """The last report of the machine."""
         return self.watch.seen
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""The status file: what a trainer reports about itself, and that it lives."""
+"""The status file: a trainer's report about itself, and its sign of life."""
 
 import contextlib
 import os

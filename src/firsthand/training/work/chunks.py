@@ -1,8 +1,8 @@
-"""A bounded store of what a machine did at work, which forgets by novelty, not by age alone.
+"""A bounded store of a machine's work, which forgets by novelty, not by age alone.
 
-Work comes in chunks of one trajectory's length. When the store is full, the two chunks that are most alike are found,
-and the older of them goes. So motion that is done all day is kept once, in its newest form (a machine drifts), and what
-happened once is kept for as long as nothing like it happens again. The newest chunks are never forgotten.
+Work comes in chunks of one trajectory's length. When the store is full, the older of the two most similar chunks is
+dropped. So motion that is repeated all day is kept once, in its newest form (a machine drifts), and rare motion is kept
+until something similar happens. The newest chunks are never dropped.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
     following: Float[np.ndarray, "rows measured"]
     sound: Bool[np.ndarray, " rows"]
     features: Float[np.ndarray, " features"]
-    """What two chunks are compared by: mean and spread of measurements and commands, in units of their scales."""
+    """Features for comparing chunks: mean and spread of measurements and commands, in units of their scales."""
 
 
 class ChunkStore:

@@ -1,8 +1,8 @@
-"""Which conditions a machine works under, such as a load, told from which model predicts it best.
+"""Which conditions a machine works under, such as a load: those whose model predicts it best.
 
-A context is a learner's state that was learned under some conditions, with the work that it was learned from. All
-contexts predict each new block of work; the one that predicts best is what the machine works under. Where none does as
-well as the one in use did before, the conditions are new, and a context is begun from the nearest.
+A context is the learner's state under some conditions, with the work that it was learned from. All contexts predict
+each new block of work, and the best prediction selects the context. If no context predicts as well as the selected one
+used to, the conditions are new, and a new context starts from the nearest one.
 """
 
 import math
@@ -30,7 +30,7 @@ STILL = 1.0
 
 @dataclass
 class Context:
-    """What was learned under some conditions."""
+    """A learner's state under some conditions."""
 
     state: LearnerState
     store: ChunkStore
@@ -87,7 +87,7 @@ def _forecast_error(
 
 
 class Choice:
-    """What the newest block of work says about the conditions."""
+    """The verdict of the newest block of work on the conditions."""
 
     SAME, KNOWN, NEW = "same", "known", "new"
 

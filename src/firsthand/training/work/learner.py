@@ -1,8 +1,8 @@
-"""The learner of a machine that works: blocks of work come in, now and then a better policy comes out.
+"""The learner of a machine at work: it takes blocks of work, and now and then returns a better policy.
 
-Everything here is deterministic and knows no thread, no robot and no network. Who has a machine calls `take` after each
-block of work, carries out `begin_update` where it likes (in a thread, while the machine goes on), hands the result to
-`adopt`, and lets the machine run `controller` from the next chunk on.
+Everything here is deterministic, without threads, robots or network. The caller passes each block of work to `take`,
+runs `begin_update` (in a thread, while the machine goes on), hands the result to `adopt`, and has the machine run
+`controller` from the next chunk on.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from ...models import Controller
 from ...robots import EpisodeRecord
 from ...tasks import Task
 from ..base_guard import BaseSettings, base_metrics, error_limit, with_authority
-from ..bases import FIRST_AUTHORITY
-from ..learning import fit_settings, prepare_experience, read_record, with_authority_of
+from ..bases import FIRST_AUTHORITY, with_authority_of
+from ..learning import fit_settings, prepare_experience, read_record
 from .chunks import Chunk, ChunkStore
 from .contexts import Choice, Context, choose_context, forecast_error
 from .standing import Standing, judge_block
@@ -62,7 +62,7 @@ class WorkSettings:
 
 
 class WorkReport(NamedTuple):
-    """What a block of work showed."""
+    """The result of a block of work."""
 
     error: float
     """Mean tracking error, as measured."""
@@ -131,7 +131,7 @@ class WorkLearner:
 
     @property
     def controller(self) -> Controller:
-        """What the machine should run from the next chunk on."""
+        """The controller for the next chunk and later ones."""
         context = self.contexts[self.current]
         controller, standing = context.state.controller, context.standing
         if standing is None:
@@ -292,7 +292,7 @@ class WorkLearner:
         if context is None or context.state is not update.began:
             return False
         context.state = update.state
-        context.history = []  # what was said of the policy before
+        context.history = []  # of the policy before
         context.updates += 1
         return True
 

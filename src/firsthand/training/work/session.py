@@ -6,8 +6,8 @@
         for points in my_program():       # (n, outputs), one point per control period
             work.send(points)
 
-Chunks that the machine has done are taken whenever `send` or `look` is called, in the caller's thread. Only an update
-is computed in a thread of its own, while the machine goes on; its policy is handed over at the next chunk.
+Finished chunks are taken whenever `send` or `look` is called, in the caller's thread. Only updates run in a thread of
+their own, while the machine goes on; the new policy takes over at the next chunk.
 """
 
 import itertools
@@ -73,19 +73,19 @@ class WorkSession:
             raise UserError(f"the policy of {run} cannot be used for this task: {difference}.")
         settings, state = source.config.settings, newest_state(source)
         self.say = say
-        authority = _earned(source, at, task) if authority is None else authority
+        authority = _earned_authority(source, at, task) if authority is None else authority
         options = {"authority": authority, "key": signing_key(), "run": f"work-{identity()[:8]}"}
         block = max(round(BLOCK_S / (task.steps * task.spec.period_s)), 1)
         self.learner = WorkLearner(task, settings, state, work, block_trajectories=block, seed=source.config.seed)
         arrays = self.learner.controller.arrays()
         self._policy = policy_digest(arrays)
-        with self._linked():
+        with self._report_refusals():
             self.client = WorkClient(at.address, arrays, security(), **options)
         if difference := spec_difference(self.client.spec, task.spec):
             self.client.close()
             raise UserError(f"the policy of {run} cannot work on {address}: {difference}.")
         self.reports: list[WorkReport] = []
-        """What each block of work showed."""
+        """The result of each block of work."""
         self._chunks: list[DoneChunk] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="update")
         self._update: Future[Update] | None = None
@@ -98,15 +98,15 @@ class WorkSession:
 
     def start(self) -> np.ndarray:
         """The tracked output now: where work has to begin."""
-        with self._linked():
+        with self._report_refusals():
             return self.client.start()
 
     def send(self, points: Any) -> None:
         """More work; waits, and learns, while a minute of it lies ahead. `UserError` says what is wrong with it.
 
-        Where the machine has ended earlier work before it was done, that is said once, as a `UserError`.
+        If the machine has ended earlier work early, this is reported once, as a `UserError`.
         """
-        with self._linked():
+        with self._report_refusals():
             self._look()
             while not self.client.has_room:
                 time.sleep(LOOK_S)
@@ -126,18 +126,18 @@ class WorkSession:
         if self.learner.contexts[self.learner.current].standing is None:
             raise UserError("The run has learned without a base: there is nothing that could drive alone.")
         self.learner.base_alone = alone
-        with self._linked():
+        with self._report_refusals():
             self._look()
             self._hand_over()
 
     def look(self) -> None:
         """Take what the machine has done, and hand over what was learned."""
-        with self._linked():
+        with self._report_refusals():
             self._look()
 
     @contextmanager
-    def _linked(self) -> Iterator[None]:
-        """What the machine refuses, and a machine that is lost, as a `UserError`."""
+    def _report_refusals(self) -> Iterator[None]:
+        """Turn a refusal of the machine, or the loss of the machine, into a `UserError`."""
         try:
             yield
         except WorkRefused as error:
@@ -219,7 +219,7 @@ def _alike(chunks: list[Arrays]) -> list[Arrays]:
     return [{"restarts": none, **chunk} for chunk in chunks]
 
 
-def _earned(run: Run, at: RemoteAddress, task: Task) -> float:
+def _earned_authority(run: Run, at: RemoteAddress, task: Task) -> float:
     """Share of the command range that the run has earned on this machine."""
     robot = RemoteRobot(at.address, task)
     try:

@@ -59,7 +59,7 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
 
 
 def learner_request(parameters: dict[str, Any], view: RobotView, books: "Books") -> dict[str, Any]:
-    """What the learner is told at its start."""
+    """The learner's inputs at its start."""
     task = view.task
     steps = parameters["episodes"] * task.trajectories * task.steps
     # sheeprl keeps an entry per observation, and a trajectory has one more of these than steps.

@@ -68,7 +68,7 @@ def seed(step: int) -> None:
 
 
 class BetweenTrajectories(CheckpointCallback):
-    """What happens at the end of every trajectory, in place of a checkpoint."""
+    """Called at the end of every trajectory, in the place of a checkpoint."""
 
     def on_checkpoint_coupled(self, fabric: Any, ckpt_path: str, state: "dict[str, Any]", replay_buffer: Any) -> None:
         """Tell the robot's side, and do what it asks for."""

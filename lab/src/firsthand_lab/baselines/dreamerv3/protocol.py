@@ -72,5 +72,5 @@ class Link:
 def numbers(content: bytes, columns: int) -> np.ndarray:
     """The content of a frame as rows of float32."""
     if len(content) % (4 * columns):
-        raise Ended(f"the other process sent {len(content)} bytes, which are no rows of {columns} numbers")
+        raise Ended(f"the other process sent {len(content)} bytes, which are not rows of {columns} numbers")
     return np.frombuffer(content, "<f4").reshape(-1, columns)

@@ -47,9 +47,9 @@ class Setting:
     """One way to run it."""
 
     says: str
-    """What was changed from the published settings, for the table."""
+    """The changes from the published settings, for the table."""
     overrides: tuple[str, ...]
-    """What is changed in sheeprl's configuration."""
+    """Changes to sheeprl's configuration."""
 
 
 SETTINGS = {

@@ -101,13 +101,13 @@ class NeuralLearner(ModelLearner):
         self.episodes += 1
         if self._search is not None:
             self._search.record(self.factor, error)
-        self.append(joined(records))
+        self.append(join_records(records))
         if self.episodes == TUNED_AFTER:
             self._search = GainSearch(FACTORS)
 
     @property
     def setting(self) -> str:
-        """What was done and chosen, for people."""
+        """A summary of actions and choices, for people."""
         horizon = self.make_best().horizon
         seen = "behind the learned observer" if self.state.observer is not None else "on the plain register"
         return (
@@ -117,8 +117,8 @@ class NeuralLearner(ModelLearner):
         )
 
 
-def joined(records: Sequence[EpisodeRecord]) -> EpisodeRecord:
-    """One record per trajectory as one record of all; what is true is not learned from."""
+def join_records(records: Sequence[EpisodeRecord]) -> EpisodeRecord:
+    """One record per trajectory as one record of all, without the true states."""
 
     def rows(name: str) -> np.ndarray:
         return np.concatenate([getattr(r, name) for r in records])

@@ -43,7 +43,7 @@ class Law:
 
 @dataclass
 class _Robot:
-    """What is remembered of one robot."""
+    """The memory of one robot."""
 
     program: CommandProgram
     reference: JointReference

@@ -29,7 +29,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
-from .prediction import AbstractPredictor, Plan, repeated
+from .prediction import AbstractPredictor, Plan, repeat_weights
 from .recording import Windows
 
 RIDGES = (1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
@@ -95,7 +95,7 @@ class DeePC(AbstractPredictor):
 
     def plan(self, weights: Float[np.ndarray, " outputs"]) -> Plan:
         """The cost with γ eliminated: (ŷ − r)ᵀ (W⁻¹ + L_22 L_22ᵀ/λ_g)⁻¹ (ŷ − r), ŷ the prediction."""
-        w = repeated(weights, self.horizon)
+        w = repeat_weights(weights, self.horizon)
         weight = np.linalg.inv(np.diag(1.0 / w) + self._noise @ self._noise.T / self.lambda_g)
         gain = self._predicted[:, self._u]
         free = np.delete(self._predicted, np.r_[self._u], axis=1)

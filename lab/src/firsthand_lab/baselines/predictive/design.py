@@ -58,7 +58,7 @@ class Request:
 
 
 def in_pieces(steps: int) -> UserError:
-    """What is said of a recording with too few stretches of this length."""
+    """The message about a recording with too few stretches of this length."""
     return UserError(
         "the robot was stopped or restarted too often while it was excited: there are not enough stretches of "
         f"{steps} steps for a predictor; see: firsthand inspect."

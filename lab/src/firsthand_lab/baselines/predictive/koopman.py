@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from .prediction import AbstractPredictor, Plan, repeated
+from .prediction import AbstractPredictor, Plan, repeat_weights
 from .recording import Windows
 
 SPLINES = (0, 40, 120)
@@ -133,7 +133,7 @@ class Koopman(AbstractPredictor):
 
     def plan(self, weights: Float[np.ndarray, " outputs"]) -> Plan:
         """The cost of the condensed problem."""
-        w = repeated(weights, self.horizon)
+        w = repeat_weights(weights, self.horizon)
         weighted = 2.0 * self.gain.T * w
         return Plan(weighted @ self.gain, weighted @ self.free, -weighted, self.gain, self.free, 0.0 * np.eye(len(w)))
 

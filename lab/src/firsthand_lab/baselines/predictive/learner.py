@@ -86,7 +86,7 @@ class PredictiveLearner:
 
     @property
     def setting(self) -> str:
-        """What was done and chosen, for people."""
+        """A summary of actions and choices, for people."""
         law = self._law
         bands = ", ".join(f"{d:.2g}/{u:.2g}" for d, u in zip(law.inputs.down, law.inputs.up, strict=True))
         best = self._search.best if self._search is not None and self._search.errors else FACTORS[0]

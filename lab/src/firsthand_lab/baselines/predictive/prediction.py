@@ -55,7 +55,7 @@ class AbstractPredictor(ABC):
     @property
     @abstractmethod
     def settings(self) -> str:
-        """What was chosen, for people."""
+        """A summary of the choices, for people."""
 
     @property
     @abstractmethod
@@ -72,6 +72,6 @@ class AbstractPredictor(ABC):
         return error if np.isfinite(error) else float("inf")
 
 
-def repeated(weights: Float[np.ndarray, " outputs"], horizon: int) -> Float[np.ndarray, " r"]:
+def repeat_weights(weights: Float[np.ndarray, " outputs"], horizon: int) -> Float[np.ndarray, " r"]:
     """The weights of all outputs of a horizon."""
     return np.tile(weights, horizon)

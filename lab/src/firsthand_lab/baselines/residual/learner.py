@@ -22,7 +22,7 @@ from firsthand.training.bases import BASE_EXCITATION, as_jax
 from firsthand.training.learning import draw_imagined_starts, read_record, smooth_excitation, visited_states
 from firsthand_onboard.base_control import NO_LIMIT, BaseControl
 
-from ..neural_mpc.learner import ModelLearner, joined
+from ..neural_mpc.learner import ModelLearner, join_records
 from ..ours import RobotController
 from .backpropagation import improve_policy, optimizer
 
@@ -63,7 +63,7 @@ class ResidualLearner(ModelLearner):
     def learn(self, records: Sequence[EpisodeRecord], error: float) -> None:
         """An episode with `make()` is over."""
         self.episodes += 1
-        began, whole = time.process_time(), joined(records)
+        began, whole = time.process_time(), join_records(records)
         rollout, sound = read_record(self.task.spec, whole)
         visited = visited_states(self.buffer, rollout, sound, TRAJECTORIES, self._rng)
         self.append(whole)
@@ -92,7 +92,7 @@ class ResidualLearner(ModelLearner):
 
     @property
     def setting(self) -> str:
-        """What was done, for people."""
+        """A summary of the settings, for people."""
         return (
             f"PI controller with the rule's gains from {self.robot_time_s / 60:.1f} min of inspection; learned part of "
             f"at most {AUTHORITY:g} of half the range; the fast preset's model, then {self.steps} Adam steps of "

@@ -77,7 +77,7 @@ class Agent:
 
     @property
     def replay(self) -> Replay:
-        """What has been remembered."""
+        """The stored experience."""
         return self._replay
 
     @property

@@ -19,11 +19,11 @@ class Batch(NamedTuple):
     """Slices of episodes. `actions[t]` and `rewards[t]` belong to the step from `observations[t]` to `[t + 1]`."""
 
     observations: Float[Array, "horizon+1 batch observation"]
-    """What was measured."""
+    """The measurements."""
     actions: Float[Array, "horizon batch action"]
-    """What was applied."""
+    """The applied commands."""
     rewards: Float[Array, "horizon batch"]
-    """What came of it."""
+    """The rewards."""
 
 
 class State(eqx.Module):
@@ -94,7 +94,7 @@ def draw_update_noise(config: Config, action_size: int, rng: np.random.Generator
 
 
 class Losses(NamedTuple):
-    """What an update reports."""
+    """The report of an update."""
 
     consistency: Float[Array, ""]
     """Joint-embedding loss, before its weight."""

@@ -72,7 +72,7 @@ class Layer(eqx.Module):
         return out
 
     def normalize(self, x: Float[Array, "*batch units"]) -> Float[Array, "*batch units"]:
-        """What follows the linear map; nothing for a linear layer."""
+        """The activation after the linear map; identity for a linear layer."""
         return x if self.gain is None or self.offset is None else layer_norm(x) * self.gain + self.offset
 
 

@@ -47,7 +47,7 @@ def draw_plan_noise(config: Config, action_size: int, rng: np.random.Generator) 
 
 
 class Plan(NamedTuple):
-    """What planning gives."""
+    """The result of planning."""
 
     action: Float[Array, " action"]
     """The action to apply, in [−1, 1]."""

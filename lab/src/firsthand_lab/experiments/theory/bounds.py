@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 @dataclass(frozen=True)
 class PolicyConstants:
-    """What the policy's regret bound needs."""
+    """The constants of the policy's regret bound."""
 
     least: float
     """m: smallest eigenvalue of Λ, at least ε."""

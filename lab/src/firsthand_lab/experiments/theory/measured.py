@@ -1,4 +1,4 @@
-"""What one episode of one seed says about the theory's quantities."""
+"""The theory's quantities in one episode of one seed."""
 
 from typing import Any, NamedTuple
 

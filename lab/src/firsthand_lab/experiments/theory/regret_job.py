@@ -117,7 +117,7 @@ def flatten_states(states: Any, count: int) -> np.ndarray:
 EXCITED = 1
 """First episodes whose commands are not the policy's alone: their cost is not its regret."""
 LOOP = ("spectral_radius", "growth_per_step", "largest_product", "loss_best")
-"""What is not measured in every episode."""
+"""Quantities that are not measured in every episode."""
 
 
 def _hindsight(

@@ -8,13 +8,13 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class Check:
-    """Say in one table what is missing or doubtful about a robot's task, before the robot moves; it moves nothing."""
+    """Print a table of errors and doubts in a robot's task before the robot moves. Moves nothing."""
 
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
     """The robot: my_robot.py:task, or one that comes with firsthand."""
 
     def run(self) -> int:
-        """Print the table. Exit code 2 if something is wrong; what is only doubtful is left to the user."""
+        """Print the table. Exit code 2 if something is wrong; doubts are left to the user."""
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table

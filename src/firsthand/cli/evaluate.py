@@ -23,11 +23,11 @@ class Evaluate:
     episode: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
     """Take the policy that ran this episode (from 1); by default the best that the robot has proven."""
     newest: Annotated[bool, arg(help_behavior_hint="")] = False
-    """Take the result of the last update, which has not run on the robot yet."""
+    """Take the policy after the last update, which has not run on the robot yet."""
     speed: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """Speed along the references in m/s, or in the task's own unit; by default the task's (0.5 for the excavator)."""
     robot: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
-    """The robot, where the run's own has moved; or another one of the same control specification."""
+    """Another robot with the same control specification, or the run's own at a new address."""
     cycles: Annotated[Path | None, arg(metavar="LOG", help_behavior_hint="")] = None
     """Follow the work cycles of this .npz log (its array `reference`) instead of the task's references."""
     authority: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class Export:
-    """Take a run's policy away as C, ONNX, safetensors or ros2_control plugin, or its log as MCAP or LeRobot data."""
+    """Export a run's policy as C, ONNX, safetensors or ros2_control plugin, or its log as MCAP or LeRobot data."""
 
     run_folder: Annotated[Positional[Path], arg(metavar="RUN", help_behavior_hint="")]
     """Folder of the run."""

@@ -21,18 +21,18 @@ class Inspect:
     robot: Annotated[Positional[str], arg(metavar="ROBOT", help_behavior_hint="")]
     """The robot: excavator, excavator-realistic, soft-arm, my_robot.py:task."""
     minutes: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
-    """Robot time, about; by default as much as a good look at every channel takes, a few minutes."""
+    """Approximate robot time; by default as much as all channels need, a few minutes."""
     amplitude: _Number = 0.5
     """The largest push, as a share of half the command range; pushes grow up to it step by step."""
     authority: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """For a robot across the network: share of the command range that its gate lets through; by default 0.5."""
     seed: Annotated[int, arg(metavar="N")] = 0
-    """Seed of the order and signs of the pushes, and of what is random in a simulated robot."""
+    """Seed of the order and signs of the pushes, and of a simulated robot's randomness."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Folder for the results; by default inspections/ROBOT."""
 
     def run(self) -> int:
-        """Push, report, write. Exit code 130 after Ctrl-C; what was learned until then is reported, too."""
+        """Push, report, write. Exit code 130 after Ctrl-C; findings until then are reported, too."""
         from ..console import notify
         from ..inspection import InspectionSettings, conclude, excite, write_inspection
         from ..inspection.plan import make_plan, usual_minutes
@@ -93,7 +93,7 @@ def _file_of(found: Any) -> tuple[str, str] | None:
 
 
 def check_goes_on(robot: Any) -> None:
-    """Raise `UserError` for a robot that goes to neutral between two looks at it: its pushes would be cut to pieces."""
+    """Raise `UserError` for a robot that goes to neutral between two calls: its pushes would be interrupted."""
     if robot.neutral_between_motions:
         raise UserError(
             "The machine runs in real time and is neutral between the pieces of a push: dead time "
@@ -102,7 +102,7 @@ def check_goes_on(robot: Any) -> None:
 
 
 def _check_writable(folder: Path) -> None:
-    """Before the robot moves: a result that cannot be written is not worth the robot's time."""
+    """Check before the robot moves that the result can be written."""
     from ..runs import atomic
 
     atomic.make_folder(folder)

@@ -17,7 +17,7 @@ class New:
     """Write a commented starting file for a robot, from a URDF or MJCF file, a Gymnasium id, or the header of a log."""
 
     file: Annotated[Positional[Path], arg(metavar="my_robot.py", help_behavior_hint="")]
-    """The file to write; one that is there is never replaced."""
+    """The file to write; an existing file is never replaced."""
     urdf: _File = None
     """A URDF or MJCF file: the tip of its arm shall follow references. Needs --tip."""
     tip: _Name = None
@@ -33,7 +33,7 @@ class New:
     """With --csv: the columns that are commands, where their names do not say so."""
 
     def run(self) -> int:
-        """Read, write, say what is next."""
+        """Read, write, and print the next step."""
         given = [f"--{name}" for name in ("urdf", "gymnasium", "csv") if getattr(self, name) is not None]
         if len(given) != 1:
             what = f"{' and '.join(given)} were given" if given else "nothing to start from was given"

@@ -14,13 +14,13 @@ class Report:
     run_folders: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")]
     """Folders of the runs."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Where the page goes; by default report/index.html, or report/comparison.html, in the folder of the first run."""
+    """Path of the page; by default report/index.html, or report/comparison.html, in the folder of the first run."""
 
     animation: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Write a GIF of what the robot did as it learned, instead of the page."""
+    """Write a GIF of the robot as it learned, instead of the page."""
 
     def run(self) -> int:
-        """Write it and say where it is."""
+        """Write the page and print its path."""
         from ..errors import UserError
         from ..report import write_comparison, write_report
         from ..runs import atomic

@@ -80,7 +80,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Fit:
-    """Fit an ensemble of networks to logs of a robot, and judge it on what was held out."""
+    """Fit an ensemble of networks to logs of a robot, and judge it on held-out data."""
 
     logs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")]
     """Run folders, recordings, rosbag2s, LeRobot datasets, CSV, MCAP or .npz files of one robot, or folders of such
@@ -90,7 +90,7 @@ class Fit:
     robot: Annotated[str | None, arg(metavar="ROBOT", help_behavior_hint="")] = None
     """The robot that was logged, or a .toml file that describes it; needed when no log is a run folder."""
     hold_out: Annotated[tuple[Path, ...], arg(metavar="LOG...", help_behavior_hint="")] = ()
-    """Logs of other kinds of motion: never learned from, only judged on, each by itself."""
+    """Logs of other kinds of motion, for judging only, each by itself."""
     topics: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """A .toml file that says which topic of a bag, or which feature of a dataset, holds what."""
     members: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
@@ -98,7 +98,7 @@ class Fit:
     steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Adam steps per network on windows of four control periods."""
     rollout_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Adam steps per network on the error of the simulator left to itself for a second."""
+    """Adam steps per network on the simulator's prediction error over one second."""
     beyond: Literal["ignore", "slow", "stop"] = "ignore"
     """What the simulator does where its networks disagree, because the log says little: nothing, or it moves slowly
     or stops, so that a policy gains nothing there."""
@@ -181,7 +181,7 @@ class Simulator:
     command: Annotated[Record, subcommand("record")] | Annotated[Fit, subcommand("fit")]
 
     def run(self) -> int:
-        """Hand on."""
+        """Run the chosen command."""
         return self.command.run()
 
 

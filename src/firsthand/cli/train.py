@@ -39,15 +39,15 @@ class Train:
     out: _Folder = None
     """Folder of the run; by default runs/ROBOT-PRESET-seedN, or runs/ROBOT-SENSORS-PRESET-seedN with --sensors."""
     resume: _Switch = False
-    """Continue the run in --out where it stopped; what is not given is taken from the run."""
+    """Continue the run in --out where it stopped; options that are not given are taken from the run."""
     payload: _Number = None
     """Load at the tool in kg."""
     sensors: _Text = None
-    """What a built-in robot is seen through: exact, real (as in the log of a real machine) or strong."""
+    """Simulated sensors of a built-in robot: exact, real (as in the log of a real machine) or strong."""
     init_from: _Folder = None
     """Begin with the model and the policy of this run, of a robot with the same control specification."""
     init: _Text = None
-    """What to take over with --init-from: model, policy or both (the default)."""
+    """Parts to take over with --init-from: model, policy or both (the default)."""
     data: Annotated[tuple[Path, ...], arg(metavar="LOG...", help_behavior_hint="")] = ()
     """Logs to learn from before the first episode: run folders, rosbag2s, LeRobot datasets, .csv or .mcap files."""
     topics: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
@@ -68,7 +68,7 @@ class Train:
     track: Annotated[tuple[str, ...], arg(metavar="NAME...", help_behavior_hint="")] = ()
     """Send the metrics to experiment trackers, too: mlflow, wandb."""
     keep_going: _Switch = False
-    """Go on where learning has stopped; otherwise the run ends there with the reason."""
+    """Continue although learning has stopped; otherwise the run ends there with the reason."""
     no_report: _Switch = False
     """Leave out the evaluation and the HTML report at the end."""
     settings: Annotated[SettingsOptions, arg(name="")] = field(default_factory=SettingsOptions)  # pyright: ignore[reportInvalidTypeForm]
@@ -76,7 +76,7 @@ class Train:
 
     @property
     def name(self) -> str:
-        """The robot's name; of several machines, theirs together."""
+        """The robot's name; for several machines, their joint name."""
         from ..robots.address import join_addresses
 
         return join_addresses((self.robot, *self.others))

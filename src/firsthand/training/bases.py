@@ -44,7 +44,7 @@ MIN_LEARNING_AUTHORITY = 0.05
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a robot did while its base was identified, one row per control period."""
+    """Measurements and commands of a base's identification, one row per control period."""
 
     measured: Float[np.ndarray, "rows measured"]
     commands: Float[np.ndarray, "rows commands"]
@@ -53,11 +53,12 @@ class Recorded:
     """Whether a row follows the one before it without a gap."""
 
     def as_log(self, spec: ControlSpec) -> Log:
-        """For the model."""
-        single = [np.asarray(part, np.float32) for part in (self.measured, self.commands)]
-        digest = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in (*single, self.joined)))
+        """As a log that the model can learn from."""
+        measured, commands = (np.asarray(part, np.float32) for part in (self.measured, self.commands))
+        parts = (measured, commands, self.joined)
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts))
         refused: Counter[str] = Counter()
-        series = stretches(spec, *single, self.joined, refused)
+        series = stretches(spec, measured, commands, self.joined, refused)
         return Log(IDENTIFICATION, digest.hexdigest(), series, len(self.commands), refused)
 
 

@@ -159,7 +159,7 @@ class Together:
 def _episodes(plant, policies, spec, now, goals, excitations, keys):
     def one(policy, start, goals, excitation, key):
         following, episode_key = jax.random.split(key)
-        end, played = run_trajectories(plant, policy, spec, start, goals, excitation, episode_key)
+        end, _, played = run_trajectories(plant, policy, spec, start, goals, excitation, episode_key)
         return end, following, played
 
     return eqx.filter_vmap(one)(policies, now, goals, excitations, keys)

@@ -121,6 +121,9 @@ def test_certificates_decide_who_gets_in_and_who_may_acknowledge(tmp_path):
         robot.end()
 
 
+FILE = Path(__file__)
+
+
 def tries_at_a_door_that_closes(security: Security) -> int:
     """How often a stop knocks where every connection is closed at once."""
     with socket.create_server(("127.0.0.1", 0)) as door, ThreadPoolExecutor(1) as thread:
@@ -134,6 +137,22 @@ def tries_at_a_door_that_closes(security: Security) -> int:
         with pytest.raises(StopUnreachable):
             sent.result()
     return count
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"), [(ConnectionResetError, TLS_TRIES), (BrokenPipeError, TLS_TRIES), (ConnectionRefusedError, 1)]
+)
+def test_a_stop_that_was_cut_off_is_sent_again(error, tries, monkeypatch):
+    made = []
+
+    def connect(*where: object, **options: object) -> None:
+        made.append(where)
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(StopUnreachable):
+        _send_over_tls("127.0.0.1", 1, Security(FILE, FILE, FILE), PATIENCE)
+    assert len(made) == tries
 
 
 def copied(security: Security, folder: Path) -> Security:

@@ -282,7 +282,9 @@ def _send_over_tls(host: str, port: int, security: Security, patience_s: float) 
                     return _status(content)
                 raise ConnectionResetError("it was closed without an answer")
         except OSError as error:
-            pushed_out = isinstance(error, (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError))  # by others' handshakes
+            pushed_out = isinstance(
+                error, (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
+            )  # by others' handshakes
             if not (pushed_out and tries_left):
                 raise StopUnreachable(f"nothing listens for stops at {host}:{port}: {error}") from None
     raise AssertionError("unreachable")

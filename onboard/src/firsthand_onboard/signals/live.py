@@ -48,6 +48,8 @@ class SensorMemory:
     from there it has been since, and how far its velocity went."""
     pushed: tuple[tuple[float, float], ...] = ()
     """Per position: for how long it has been driven hard in one direction (negative: down), and where it was before."""
+    pushed_all: tuple[float, tuple[float, ...]] = (0.0, ())
+    """For how long some channel has been driven hard while no joint left its place, and these places."""
     same_velocity: tuple[tuple[int, float], ...] = ()
     """For how many measurements each velocity has been the same, and how far position and velocity disagree."""
 
@@ -74,7 +76,13 @@ class SensorWatch:
         ]
         count = len(self._joints)
         self._start = SensorMemory(
-            (), (0.0,) * count, 0.0, ((0, 0.0, 0.0, 0.0),) * count, ((0.0, 0.0),) * count, ((0, 0.0),) * count
+            (),
+            (0.0,) * count,
+            0.0,
+            ((0, 0.0, 0.0, 0.0),) * count,
+            ((0.0, 0.0),) * count,
+            (0.0, (math.inf,) * count),
+            ((0, 0.0),) * count,
         )
 
     def start(self) -> SensorMemory:
@@ -127,6 +135,9 @@ class SensorWatch:
         everything = memory.unmoved_all + max(effort - settings.frozen_command, 0.0) * elapsed_s if whole else 0.0
         if not everything <= (1.0 - settings.frozen_command) * (settings.frozen_s + self._longest_dead_time()):
             return Verdict.FAULT, "the sensors are frozen: nothing changes although commanded", memory
+        pushed_all = self._push_all(memory.pushed_all, before, values, effort, elapsed_s)
+        if not pushed_all[0] <= max(self._pushed_s, default=math.inf):
+            return Verdict.FAULT, "the sensors are frozen, or the machine is blocked: nothing moves", memory
         start = self._start
         now = SensorMemory(
             tuple(values),
@@ -134,6 +145,7 @@ class SensorWatch:
             everything,
             tuple(ways) or start.ways,
             tuple(pushed),
+            pushed_all,
             tuple(velocities) or start.same_velocity,
         )
         return Verdict.GOOD, "", now
@@ -165,8 +177,32 @@ class SensorWatch:
             seconds, place = 0.0, before
         return seconds + math.copysign(elapsed_s, effort), place
 
+    def _push_all(
+        self,
+        pushed: tuple[float, tuple[float, ...]],
+        before: tuple[float, ...],
+        now: list[float],
+        effort: float,
+        elapsed_s: float,
+    ) -> tuple[float, tuple[float, ...]]:
+        """The same for all joints together, where it is not known which channel moves which."""
+        seconds, places = pushed
+        if not effort >= PUSHED_COMMAND:
+            return self._start.pushed_all
+        for (at, *_), place, least in zip(self._joints, places, self._least_ways):  # noqa: B905
+            if not abs(now[at] - place) <= least:
+                return elapsed_s, tuple(before[joint[0]] for joint in self._joints)
+        return seconds + elapsed_s, places
+
     def _rest(self, memory: SensorMemory) -> tuple:
-        return memory.unmoved, memory.unmoved_all, memory.ways, memory.pushed, memory.same_velocity
+        return (
+            memory.unmoved,
+            memory.unmoved_all,
+            memory.ways,
+            memory.pushed,
+            memory.pushed_all,
+            memory.same_velocity,
+        )
 
     def _longest_dead_time(self) -> float:
         return max((joint[4] for joint in self._joints), default=math.inf) - self.settings.frozen_s

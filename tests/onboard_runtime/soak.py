@@ -38,7 +38,7 @@ from firsthand_onboard.toy import toy_spec
 
 from . import test_gate
 from .fuzz import FUZZERS
-from .processes import Rig, begin, rig, wait_for
+from .processes import Rig, begin, real_time, rig, wait_for
 from .stops import floods, latch_kills
 from .test_messages import mutate
 from .test_ros2 import missing
@@ -154,6 +154,7 @@ def kills(count: int, rng: random.Random, *, machine_timeout: bool = True) -> di
         scene = list(SCENES)[i % len(SCENES)]
         who, number = SCENES[scene]
         with tempfile.TemporaryDirectory() as folder, rig(Path(folder), strict=True, simulate=simulate) as made:
+            real_time(made.machine.popen.pid)
             client = moving_client(made, "kill")
             time.sleep(rng.uniform(0.0, 0.5))
             assert made.onboard is not None

@@ -68,7 +68,7 @@ def test_a_healthy_run_needs_no_advice():
             {"held_out_loss": 6.0, "forecast_error": 0.01},
             "its loss on new episodes is 6.0 times",
         ),
-        ("overfitting", {"held_out_loss": 6.0}, {"held_out_loss": 4.0}, "more data"),
+        ("overfitting", {"held_out_loss": 6.0}, {"held_out_loss": 4.0}, "fewer model.steps"),
         ("restarts", {"observer_restarts": 8}, {"observer_restarts": 2}, "8 times per episode"),
         ("chatter", {"chatter": 0.3}, {"chatter": 0.1}, "30 % of them reverse"),
         ("sensor", {"innovation_size": 4.0}, {"innovation_size": 2.0}, "arm.position is 4.0 times"),

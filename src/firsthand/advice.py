@@ -175,7 +175,9 @@ def _forecasts(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
             f"The machine or its sensors have changed: {seen}{where}. Some more episodes teach the model the new one."
         )
         return Advice("changed", text, True)
-    text = f"The model overfits: {seen}. More data (longer episodes, logs), or less excitation noise."
+    text = (
+        f"The model overfits: {seen}. Less excitation noise, fewer model.steps, or more data (longer episodes, logs)."
+    )
     return Advice("overfitting", text, True)
 
 

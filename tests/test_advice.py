@@ -21,6 +21,8 @@ HEALTHY: dict[str, Any] = {
     "one_step_error_ratio": 0.9,
     "forecast_error": 0.2,
     "forecast_error_ratio": 0.9,
+    "model_loss": 1.0,
+    "held_out_loss": 2.0,
     "velocity_delay": 0.1,
     "late_velocities": "",
     "observer": False,
@@ -60,6 +62,13 @@ def test_a_healthy_run_needs_no_advice():
             {"forecast_error_ratio": 3.0, "forecast_error": 0.01},  # good enough all the same
             "3.0 times as much",
         ),
+        (
+            "overfitting",
+            {"held_out_loss": 6.0},
+            {"held_out_loss": 6.0, "forecast_error": 0.01},
+            "its loss on new episodes is 6.0 times",
+        ),
+        ("overfitting", {"held_out_loss": 6.0}, {"held_out_loss": 4.0}, "fewer model.steps"),
         ("restarts", {"observer_restarts": 8}, {"observer_restarts": 2}, "8 times per episode"),
         ("chatter", {"chatter": 0.3}, {"chatter": 0.1}, "30 % of them reverse"),
         ("sensor", {"innovation_size": 4.0}, {"innovation_size": 2.0}, "arm.position is 4.0 times"),
@@ -127,6 +136,14 @@ def test_a_sudden_loss_of_foresight_is_a_changed_machine_and_a_lasting_one_overf
     once = lines()
     once[-1]["forecast_error_ratio"] = 100.0  # a single episode says nothing
     assert advise(once) == []
+
+
+def test_losses_of_register_and_observer_are_not_compared():
+    made = lines(held_out_loss=6.0)
+    assert "overfitting" in texts(made)
+    for line in made[1::2]:
+        line["observer"] = True
+    assert "overfitting" not in texts(made)
 
 
 def test_a_learner_that_stopped_learning_says_so():

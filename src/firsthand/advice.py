@@ -4,6 +4,7 @@ Each rule looks at medians over the newest episodes and can come out either way;
 that a run does not have, or that are not finite, make a rule silent.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -21,6 +22,8 @@ EPISODES_NEEDED = 2 * PROGRESS
 LATE_PERIODS = 0.5
 OVERFITTING = 2.5
 """Error of forecasts of new episodes over that of data learned from."""
+OVERFITTING_LOSS = 5.0
+"""Loss on a new episode over that on the data learned from. Losses are squares where errors are small."""
 PREDICTS_WELL = 1.5
 MIN_FORECAST_ERROR = 0.05
 """Forecasts with errors below this share of the motion are good enough, whatever they were on other data."""
@@ -98,6 +101,16 @@ def _before(lines: Sequence[Mapping[str, Any]], name: str) -> float:
     return median(values) if len(values) >= MIN_RECENT else math.nan
 
 
+def _held_out_ratio(lines: Sequence[Mapping[str, Any]]) -> float:
+    """The median of the loss on a new episode over the same model's on its data, which is in the line before."""
+    newest, found = lines[-RECENT - 1 :], []
+    for before, line in itertools.pairwise(newest):
+        held_out, learned = _values([line], "held_out_loss"), _values([before], "model_loss")
+        if held_out and learned and learned[0] > 0 and before.get("observer") == line.get("observer"):
+            found.append(held_out[0] / learned[0])
+    return median(found) if len(found) >= MIN_RECENT else math.nan
+
+
 def _most_frequent(lines: Sequence[Mapping[str, Any]], name: str) -> str:
     """The text that most of the newest episodes have; empty where there is none."""
     texts = [text for line in lines[-RECENT:] if isinstance(text := line.get(name), str) and text]
@@ -148,10 +161,14 @@ def _unstable(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
 
 def _forecasts(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
     ratio, error = _lately(lines, "forecast_error_ratio"), _lately(lines, "forecast_error")
-    if not (ratio > OVERFITTING and error > MIN_FORECAST_ERROR):
+    loss = _held_out_ratio(lines)
+    if not ((ratio > OVERFITTING or loss > OVERFITTING_LOSS) and error > MIN_FORECAST_ERROR):
         return None
-    seen = f"forecasts of new episodes err {ratio:.1f} times as much as those of the data it learned from"
-    if _before(lines, "forecast_error_ratio") < PREDICTS_WELL:
+    if not ratio > OVERFITTING:
+        seen = f"its loss on new episodes is {loss:.1f} times that on the data it learned from"
+    else:
+        seen = f"forecasts of new episodes err {ratio:.1f} times as much as those of the data it learned from"
+    if ratio > OVERFITTING and _before(lines, "forecast_error_ratio") < PREDICTS_WELL:
         channel = _most_frequent(lines, "innovation_size_channel")
         where = f", most in {channel}" if channel else ""
         text = (

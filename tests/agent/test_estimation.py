@@ -104,7 +104,7 @@ def learn(spec, buffer: Buffer, settings: Settings = SETTINGS) -> Observer:
     moments = adam(settings).init(split_observer(observer)[0])  # pyright: ignore[reportArgumentType] (a pytree)
     steps = jnp.asarray(settings.model.steps)
     jitted = jax.jit(learn_observer, static_argnames="settings")
-    observer, _, loss = jitted(
+    observer, _, loss, _ = jitted(
         observer, moments, buffer, find_continuations(buffer), steps, settings, key=jax.random.key(1)
     )
     assert np.isfinite(float(loss))
@@ -249,6 +249,26 @@ def test_the_error_of_an_observers_model_is_that_of_its_predictions(spec, learne
     assert 0.5 * innovation < exact < 2 * innovation  # about the noise of the velocity
     blind = make_rollout(rollout.states, rollout.commands, valid=np.zeros(rollout.valid.shape, bool))
     assert np.isnan(float(innovation_error(learned, blind)))
+
+
+def test_the_newest_episode_is_judged_before_the_observer_learns_from_it(spec, learned):
+    settings = SETTINGS.with_changes({"model.steps": 3, "model.min_change_scale": 1.0})  # scales are at their floor
+    old, new = simulate(300, seed=31, noise=0.05), simulate(120, seed=32, noise=0.05)
+    buffer, rollout = fill(spec, old, new), as_rollout(spec, new)
+    follows = find_continuations(buffer)
+    moments = adam(settings).init(split_observer(learned)[0])  # pyright: ignore[reportArgumentType] (a pytree)
+    jitted = jax.jit(learn_observer, static_argnames="settings")
+    rest = (buffer, follows, jnp.asarray(3), settings, rollout)
+    *_, held_out = jitted(learned, moments, *rest, key=jax.random.key(1))
+
+    states, first = estimate_states(learned, buffer, follows), jnp.asarray(300 + np.arange(0, 120, 8))
+    length = settings.observer.closed + settings.model.horizon
+    cut = jax.jit(windows.cut_windows, static_argnums=4)(buffer, states, follows, first, length)  # to the last row
+    scale = jnp.asarray(spec.scales.change_scale)
+    judged = Observer(learned.parameters._replace(scale=scale), learned.settings, learned.spec)
+    loss = jax.jit(estimation.observed_loss, static_argnums=(2, 3))
+    expected = loss(judged, cut, settings.observer.closed, settings.model.huber)
+    assert float(held_out) == pytest.approx(float(expected), rel=1e-4)
 
 
 def candidates(spec, noise: float, episodes: int = 4, *, late: bool = False) -> Estimation:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from firsthand.agent import windows as module
-from firsthand.agent.buffer import Buffer, ImaginedStarts, append_rows
+from firsthand.agent.buffer import Buffer, ImaginedStarts, append, append_rows
 from firsthand.agent.corrected_model import imagined_errors, make_rollout_inputs
-from firsthand.agent.model_learning import initial_optimizer, learn_model
+from firsthand.agent.model_learning import initial_optimizer, learn_model, rescale
 from firsthand.agent.settings import Settings
 from firsthand.agent.windows import Windows
 from firsthand.models import Dynamics
@@ -112,6 +112,45 @@ def learned(spec, buffer, horizon: int) -> Dynamics:
     model, _, report = learn_model(model, initial_optimizer(model, settings), buffer, settings, key=jax.random.key(1))
     assert bool(report.accepted)
     return model
+
+
+def newest_episode(spec, rows) -> Rollout:
+    """A sequence as one trajectory."""
+    states, commands, following = rows
+    last = next_state(spec.layout, states[-1], commands[-1], following[-1])
+    return Rollout.from_arrays(jnp.asarray(np.stack([*states, last])[None]), jnp.asarray(commands[None]))
+
+
+def test_the_newest_episode_is_judged_before_the_model_learns_from_it(spec):
+    # With scales at their floor and roll-outs alone, the loss can be worked out window by window.
+    settings = SETTINGS.with_changes(
+        {"model.horizon": 4, "model.steps": 30, "model.min_change_scale": 1.0, "model.noise_share": 1e-6}
+    )
+    spec = dataclasses.replace(spec, scales=dataclasses.replace(spec.scales, change_scale=(1.0, 1.0)))
+    newest = sequence(spec, 60, 0.1, seed=1)
+    rollout, sound = newest_episode(spec, newest), np.ones((1, 60), bool)
+    sound[0, 10] = False
+    model = Dynamics.random(spec, (16,), key=jax.random.key(0))
+
+    def learn(newest: Rollout):
+        buffer = append(fill(spec, sequence(spec, 200, 0.1)), newest, jnp.asarray(sound))
+        args = (model, initial_optimizer(model, settings), buffer, settings)
+        return learn_model(*args, newest=newest, key=jax.random.key(1))[2], buffer
+
+    report, buffer = learn(rollout)
+    step, (states, commands, following) = eqx.filter_jit(rescale(model, buffer, settings)), newest
+    errors = []
+    for first in range(0, 60, 8):
+        state = states[first]
+        for k in range(first, min(first + 4, 60)):
+            state = step(state, commands[k])
+            errors += [] if k == 10 else [(np.asarray(state)[:2] - following[k]) / np.asarray(spec.scales.change_scale)]
+    expected = np.mean(settings.model.huber**2 * (np.sqrt(1 + (np.asarray(errors) / settings.model.huber) ** 2) - 1))
+    assert float(report.held_out) == pytest.approx(expected, rel=1e-4)
+
+    report, _ = learn(eqx.tree_at(lambda r: r.valid, rollout, jnp.zeros_like(rollout.valid)))  # nothing was measured
+    assert np.isfinite(float(report.loss))
+    assert np.isnan(float(report.held_out))
 
 
 def slopes(model: Dynamics, buffer: Buffer) -> np.ndarray:

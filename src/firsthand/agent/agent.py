@@ -99,7 +99,7 @@ class Agent(eqx.Module):
         """
         learner, buffer, rollout = state.learner, state.buffer, experience.rollout
         novelty = jnp.asarray(jnp.nan)
-        model, generalises = ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True)), None
+        model, generalises = ModelReport(novelty, jnp.asarray(True), novelty), None
         if rollout is not None:
             measured, sound = rollout, experience.sound
             novelty, observed = episode_error(learner, measured, sound), learner.estimation

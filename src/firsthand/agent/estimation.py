@@ -47,6 +47,7 @@ from .windows import (
     cut_windows,
     error_scales,
     find_continuations,
+    newest_windows,
     noise_share,
     one_step_errors,
     pseudo_huber,
@@ -157,16 +158,22 @@ def learn_candidates(
     shares = jnp.where(active, jnp.stack([other, jnp.ones(())]), jnp.stack([jnp.ones(()), other]))
     steps = (settings.model.steps * shares).astype(jnp.int32)
 
-    register, optimizer, report = learn_model(register, optimizer, buffer, settings, steps[0], key=register_key)
+    register, optimizer, report = learn_model(
+        register, optimizer, buffer, settings, steps[0], rollout, key=register_key
+    )
     errors = one_step_errors(register, buffer, settings.model.scale_samples, key=noise_key)
     missed = noise_share(error_scales(errors, register, settings), register)
     before = observer, estimation.optimizer
     continuations = find_continuations(buffer)
-    observer, moments, loss = learn_observer(*before, buffer, continuations, steps[1], settings, key=observer_key)
+    observer, moments, loss, held_out = learn_observer(
+        *before, buffer, continuations, steps[1], settings, rollout, key=observer_key
+    )
     sound = all_finite((observer, moments))
     observer, moments = select_tree(sound, (observer, moments), before)
     active = active & sound  # an observer that is not finite costs only itself
-    report = report._replace(loss=jnp.where(active, loss, report.loss))
+    report = report._replace(
+        loss=jnp.where(active, loss, report.loss), held_out=jnp.where(active, held_out, report.held_out)
+    )
     new = Estimation(
         register_model=register,
         observer=observer,
@@ -351,10 +358,11 @@ def learn_observer(
     continuations: Bool[Array, " capacity"],
     steps: Int[Array, ""],
     settings: Settings,
+    newest: Rollout | None = None,
     *,
     key: PRNGKeyArray,
-) -> tuple[Observer, PyTree, Float[Array, ""]]:
-    """`steps` Adam steps on the observer's loss; returns the mean loss of the last round besides.
+) -> tuple[Observer, PyTree, Float[Array, ""], Float[Array, ""]]:
+    """`steps` Adam steps on the observer's loss; returns the mean loss of the last round, and the first on `newest`.
 
     All stored measurements are estimated anew `settings.model.rescalings` times, and the sizes of innovations with
     them. The number of steps is not part of the compiled program.
@@ -362,10 +370,11 @@ def learn_observer(
     model, chosen = settings.model, settings.observer
     mask = jnp.asarray(gain_mask(observer.spec))
     length = chosen.closed + model.horizon
+    everywhere = jnp.ones(buffer.capacity, bool)
     per_round = steps // model.rescalings
 
     def one_round(number, carry):
-        weights, optimizer, scale, _ = carry
+        weights, optimizer, scale, _, held_out = carry
         round_key, draw_key = jax.random.split(jax.random.fold_in(key, number))
         current = _with_scale(eqx.combine(weights, fixed), scale)
         states = estimate_states(current, buffer, continuations)
@@ -389,15 +398,24 @@ def learn_observer(
             updates = jax.tree.map(lambda update: share * update, updates)
             return optax.apply_updates(weights, updates), optimizer, total + value
 
+        def judge() -> Float[Array, ""]:
+            assert newest is not None
+            windows = newest_windows(buffer, states, continuations, everywhere, newest, length)
+            value = observed_loss(_with_scale(current, scale), windows, chosen.closed, model.huber)
+            return jnp.where(jnp.any(windows.counts), value, jnp.nan)
+
+        if newest is not None:
+            held_out = jax.lax.cond(number == 0, judge, lambda: held_out)
         start = (weights, optimizer, jnp.zeros(()))
         weights, optimizer, total = jax.lax.fori_loop(0, per_round, adam_step, start)
-        return weights, optimizer, scale, total / jnp.maximum(per_round, 1)
+        return weights, optimizer, scale, total / jnp.maximum(per_round, 1), held_out
 
     weights, fixed = split_observer(observer)
-    first = (weights, optimizer, observer.parameters.scale, jnp.asarray(jnp.nan))
+    unknown = jnp.asarray(jnp.nan)
+    first = (weights, optimizer, observer.parameters.scale, unknown, unknown)
     rounds = jnp.where(per_round > 0, model.rescalings, 0)
-    weights, optimizer, scale, loss = jax.lax.fori_loop(0, rounds, one_round, first)
-    return _with_scale(eqx.combine(weights, fixed), scale), optimizer, loss
+    weights, optimizer, scale, loss, held_out = jax.lax.fori_loop(0, rounds, one_round, first)
+    return _with_scale(eqx.combine(weights, fixed), scale), optimizer, loss, held_out
 
 
 def _with_scale(observer: Observer, scale: Float[Array, " measured"]) -> Observer:

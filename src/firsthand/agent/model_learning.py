@@ -1,5 +1,6 @@
 """Learning the dynamics model: Adam on the one-step loss (eq. 3) over mini-batches from the buffer, or on roll-outs."""
 
+import math
 from typing import NamedTuple, cast
 
 import equinox as eqx
@@ -14,11 +15,13 @@ from .buffer import Buffer, sample
 from .settings import Settings
 from .trees import all_finite, select_tree
 from .windows import (
+    Windows,
     draw_windows,
     error_scales,
     find_continuations,
     find_sound,
     multi_step_loss,
+    newest_windows,
     noise_blend,
     noise_share,
     one_step_errors,
@@ -32,6 +35,8 @@ class ModelReport(NamedTuple):
     """Mean loss on the mini-batches over the last Adam steps: a tenth of them, or a round on roll-outs."""
     accepted: Bool[Array, ""]
     """Whether everything stayed finite; otherwise the model and its optimiser came back unchanged."""
+    held_out: Float[Array, ""] | float = math.nan
+    """The same loss on the newest episode before the model learned from it; only where it is trained on roll-outs."""
 
 
 def one_step_loss(
@@ -83,6 +88,7 @@ def learn_model(
     buffer: Buffer,
     settings: Settings,
     steps: Int[Array, ""] | None = None,
+    newest: Rollout | None = None,
     *,
     key: PRNGKeyArray,
 ) -> tuple[Dynamics, PyTree, ModelReport]:
@@ -90,8 +96,10 @@ def learn_model(
 
     With a horizon of one the loss is the paper's. With a longer one it is blended with the loss over windows, by the
     share of the changes that one-step predictions miss: see `agent.windows`. `steps`, if given, is another number of
-    steps, not part of the compiled program; only roll-outs have it.
+    steps, not part of the compiled program; only roll-outs have it. `newest` is the episode that is in the buffer since
+    the last time.
     """
+    held_out = jnp.asarray(jnp.nan)
     if settings.model.steps == 0:
         return rescale(dynamics, buffer, settings), optimizer, ModelReport(jnp.asarray(jnp.nan), jnp.asarray(True))
     before = dynamics, optimizer
@@ -101,10 +109,12 @@ def learn_model(
         loss = losses[-max(settings.model.steps // 10, 1) :].mean()
     else:
         count = jnp.asarray(settings.model.steps) if steps is None else steps
-        dynamics, optimizer, loss = learn_windows(dynamics, optimizer, buffer, count, settings, key=key)
+        dynamics, optimizer, loss, held_out = learn_windows(
+            dynamics, optimizer, buffer, count, settings, newest, key=key
+        )
     accepted = (jnp.isfinite(loss) | (steps is not None)) & all_finite((dynamics, optimizer))
     dynamics, optimizer = select_tree(accepted, (dynamics, optimizer), before)
-    return dynamics, optimizer, ModelReport(loss, accepted)
+    return dynamics, optimizer, ModelReport(loss, accepted, held_out)
 
 
 def rate_share(done: Float[Array, "*shape"], settings: Settings) -> Float[Array, "*shape"]:
@@ -159,10 +169,11 @@ def learn_windows(
     buffer: Buffer,
     steps: Int[Array, ""],
     settings: Settings,
+    newest: Rollout | None = None,
     *,
     key: PRNGKeyArray,
-) -> tuple[Dynamics, PyTree, Float[Array, ""]]:
-    """Adam on β ℓ_T + (1 − β) ℓ/(2σ²); returns the mean loss of the last round besides.
+) -> tuple[Dynamics, PyTree, Float[Array, ""], Float[Array, ""]]:
+    """Adam on β ℓ_T + (1 − β) ℓ/(2σ²); returns the mean loss of the last round, and the first loss on `newest` besides.
 
     ℓ_T is robust, ℓ the paper's loss, and σ² the share of the changes' variance that one-step predictions miss, which
     gives both the same size. β rises from 0 to 1 as σ² goes from a third of `settings.model.noise_share` to all of it,
@@ -177,8 +188,12 @@ def learn_windows(
     per_round = steps // model.rescalings
     blocks = count_blocks(buffer, settings)
 
+    judged = None
+    if newest is not None:
+        judged = newest_windows(buffer, buffer.states, continuations, sound, newest, model.horizon)
+
     def one_round(number, carry):
-        weights, optimizer, _ = carry
+        weights, optimizer, _, held_out = carry
         round_key, scale_key = jax.random.split(jax.random.fold_in(key, number))
         current = eqx.combine(weights, fixed)
         scales = error_scales(one_step_errors(current, buffer, model.scale_samples, key=scale_key), current, settings)
@@ -210,14 +225,32 @@ def learn_windows(
             updates = jax.tree.map(lambda update: rate_share(done, settings) * update, updates)
             return optax.apply_updates(weights, updates), optimizer, total + value
 
+        def judge() -> Float[Array, ""]:
+            assert judged is not None
+            near = (1.0 - blend) / (2.0 * missed) * first_steps_loss(current, judged)
+            return blend * multi_step_loss(current, judged, scales, model.huber) + near
+
+        if judged is not None:
+            held_out = jax.lax.cond(number == 0, judge, lambda: held_out)
         start = (weights, optimizer, jnp.zeros(()))
         weights, optimizer, total = jax.lax.fori_loop(0, per_round, adam_step, start)
-        return weights, optimizer, total / jnp.maximum(per_round, 1)
+        return weights, optimizer, total / jnp.maximum(per_round, 1), held_out
 
     rounds = jnp.where(per_round > 0, model.rescalings, 0)
-    first = (weights, optimizer, jnp.asarray(jnp.nan))
-    weights, optimizer, loss = jax.lax.fori_loop(0, rounds, one_round, first)
-    return cast(Dynamics, eqx.combine(weights, fixed)), optimizer, loss
+    unknown = jnp.asarray(jnp.nan)
+    weights, optimizer, loss, held_out = jax.lax.fori_loop(0, rounds, one_round, (weights, optimizer, unknown, unknown))
+    if judged is not None:
+        held_out = jnp.where(jnp.any(judged.counts), held_out, jnp.nan)
+    return cast(Dynamics, eqx.combine(weights, fixed)), optimizer, loss, held_out
+
+
+def first_steps_loss(dynamics: Dynamics, windows: Windows) -> Float[Array, ""]:
+    """ℓ(θ) on the first rows of windows, as far as they count."""
+    entries = jnp.asarray(predicted_entries(dynamics.spec))
+    target = (windows.following[:, 0] - windows.starts[:, : windows.following.shape[2]])[:, entries]
+    error = (jax.vmap(dynamics.change)(windows.starts, windows.commands[:, 0]) - target) / dynamics.change_scale
+    counts = windows.counts[:, 0]
+    return jnp.sum(jnp.where(counts, jnp.mean(error**2, axis=1), 0.0)) / jnp.maximum(counts.sum(), 1)
 
 
 @eqx.filter_jit

@@ -39,7 +39,9 @@ def update_model(
     key, batch_key = jax.random.split(state.key)
     before = state.dynamics, state.optimizer, state.estimation
     if state.estimation is None:
-        dynamics, optimizer, report = learn_model(state.dynamics, state.optimizer, buffer, settings, key=batch_key)
+        dynamics, optimizer, report = learn_model(
+            state.dynamics, state.optimizer, buffer, settings, newest=rollout, key=batch_key
+        )
         estimation = None
     else:
         estimation, optimizer, report = learn_candidates(

@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ..models import Dynamics, predicted_entries
-from ..optim.rollout import DynamicsFunction
+from ..optim.rollout import DynamicsFunction, Rollout
 from .buffer import Buffer, draw_rows, sample
 from .settings import Settings
 
 NORMAL_OVER_MEDIAN = 1.4826
 """Standard deviation over the median of the absolute value, of a normal distribution."""
+NEWEST_STRIDE = 8
+"""The newest episode is judged on roll-outs from every eighth of its steps."""
 
 
 class Windows(NamedTuple):
@@ -78,6 +80,26 @@ def draw_windows(
     first = draw_rows(buffer, count, key=key)
     windows = cut_windows(buffer, buffer.states, continuations, first, horizon)
     return windows._replace(counts=windows.counts & sound[first[:, None] + jnp.arange(horizon)])
+
+
+def newest_windows(
+    buffer: Buffer,
+    states: Float[Array, "capacity state"],
+    continuations: Bool[Array, " capacity"],
+    counted: Bool[Array, " capacity"],
+    rollout: Rollout,
+    horizon: int,
+) -> Windows:
+    """Windows from every eighth row of the newest episode, `rollout`, whose valid steps are the buffer's last rows.
+
+    Rows that are not `counted` are rolled through, but count for nothing.
+    """
+    first = buffer.size - rollout.valid.sum() + jnp.arange(0, rollout.valid.size, NEWEST_STRIDE)
+    rows = first[:, None] + jnp.arange(horizon)
+    windows = cut_windows(buffer, states, continuations, jnp.minimum(first, buffer.capacity - 1), horizon)
+    return windows._replace(
+        counts=windows.counts & (rows < buffer.size) & counted[jnp.minimum(rows, buffer.capacity - 1)]
+    )
 
 
 def pseudo_huber(error: Float[Array, "*shape"], delta: Float[Array, ""] | float) -> Float[Array, "*shape"]:

@@ -91,8 +91,10 @@ def _compare_runs(
 
 
 def prediction_chart(run: RunFollower) -> dict[str, Any]:
-    """The model's error on the newest episode, before it learned from it, against its loss on the buffer."""
-    newest, loss = run.metrics.column("prediction_error"), run.metrics.column("model_loss")
+    """The model's loss on the newest episode, before it learned from it, against that on the buffer."""
+    newest, loss = run.metrics.column("held_out_loss"), run.metrics.column("model_loss")
+    if not np.isfinite(newest).any():  # trained on one-step predictions, or by an earlier version
+        newest = run.metrics.column("prediction_error")
     series = [_curve(run, "newest episode", newest, PALETTE[1]), _curve(run, "buffer", loss, PALETTE[0])]
     return chart(_episodes(run), logarithmic_axis("error", [newest, loss]), series, legend=True)
 

@@ -20,6 +20,7 @@ COLUMNS = (
     "controller_loss",
     "noise_floor",
     "model_loss",
+    "held_out_loss",
     "prediction_error",
     "closed_loop_growth",
     "innovation_size",

@@ -78,7 +78,9 @@ def learning_curves(
 
     shown = []
     for history, color in _with_colors(histories):
-        x, loss, novel = (history.column(name) for name in ("episode", "model_loss", "prediction_error"))
+        x, loss, novel = (history.column(name) for name in ("episode", "model_loss", "held_out_loss"))
+        if not np.isfinite(novel).any():  # trained on one-step predictions, or by an earlier version
+            novel = history.column("prediction_error")
         if len(histories) == 1:
             labels, other = ("model loss, on what it learned from", NOVEL), PALETTE[1]
         else:  # the colour tells the run, the dashes what is drawn

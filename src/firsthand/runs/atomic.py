@@ -35,6 +35,7 @@ NUMBERS = frozenset(
         "max_error",
         "controller_loss",
         "model_loss",
+        "held_out_loss",
         "gradient_norm",
         "step_norm",
         "update_time_s",

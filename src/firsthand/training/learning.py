@@ -367,6 +367,7 @@ def episode_metrics(
         "cost": float(policy.cost),
         **({} if robot.task.cost.goal.tracks else {"score": float(policy.cost)}),
         "model_loss": float(model.loss),
+        "held_out_loss": float(model.held_out),
         "prediction_error": float(update.agent.prediction_error),
         "gradient_norm": float(policy.step.gradient_norm),
         "discount": float(policy.step.discount),

@@ -15,6 +15,7 @@ of the base, their ratio, authority, and for joints that are tracked the mean ab
 
 import argparse
 import collections
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -29,7 +30,7 @@ from firsthand.robots.registry import find_robot
 from firsthand.robots.user_file import short_name
 from firsthand.training import Trainer, TrainingConfig
 from firsthand.training.base_guard import BaseGuard, BaseSettings
-from firsthand.training.bases import BASE_EXCITATION
+from firsthand.training.bases import BASE_EXCITATION, FIRST_AUTHORITY
 from firsthand.training.parts import NoSupervisor
 from firsthand.training.prior import Prior
 from firsthand_onboard import SelectedOutput
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace, base: Any, found: Any, seed: int, save: Any
     config = TrainingConfig.of(options.robot, "fast", episodes=options.episodes, seed=seed, changes=changes)
     robot, spec = found.make(seed=seed), found.task.spec
     prior = Prior().on_base(base, spec)
-    guard = BaseGuard(spec, NoSupervisor(), BaseSettings(informed=prior.informs_model))
+    guard = BaseGuard(spec, NoSupervisor(), prior.base_settings)
     trainer = Trainer(robot, config, prior=prior, supervisor=guard)
     alone, run_episode, records = trainer.state.controller, robot.run_episode, {}
 
@@ -120,6 +121,9 @@ def main() -> None:
     file = RESULTS / f"on-top-of-a-base-{short_name(options.robot)}-{options.mode}.json"
     about = {"robot": options.robot, "base": Path(options.base).name, "mode": options.mode}
     about |= {"changes": dict(options.change)}
+    # Rows of other rules are of another study.
+    about["rules"] = dataclasses.asdict(BaseSettings(first_authority=FIRST_AUTHORITY[options.mode]))
+    about = json.loads(json.dumps(about))
     rows = kept_rows(file, about, options)
     seeds = [seed for seed in options.seeds if not any(row["seed"] == seed for row in rows)]
     plain = find_robot(options.robot, approve=True)

@@ -30,7 +30,7 @@ from firsthand.robots.registry import make_robot, make_task
 from firsthand.runs import RunFolder
 from firsthand.simulators import record
 from firsthand.training import Trainer, TrainingConfig, prior
-from firsthand.training.base_guard import BaseGuard, BaseSettings
+from firsthand.training.base_guard import BaseGuard
 from firsthand.training.bases import BASE_EXCITATION, Base
 from firsthand.training.origin import BaseOrigin
 from firsthand.training.parts import NoSupervisor
@@ -136,7 +136,7 @@ def run(log: Path | None, practised: bool, excited: bool, variant: str, seed: in
     supervisor = None
     if on_top:
         start = replace(start, base=clumsy_base(task.spec))
-        supervisor = BaseGuard(task.spec, NoSupervisor(), BaseSettings(informed=True))
+        supervisor = BaseGuard(task.spec, NoSupervisor(), start.base_settings)
     trainer = Trainer(robot, config, prior=start, supervisor=supervisor, keep_going=True)
     errors: list[float] = []
     motion = mock.patch.object(prior.Prior, "has_seen_motion", new=not excited and bool(start.rows))

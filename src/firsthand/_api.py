@@ -22,7 +22,7 @@ from .runs import RunFolder, provenance
 from .tasks.box import check_goals
 from .training import Callback, FolderRecorder, MemoryRecorder, Trainer, TrainingConfig, TrainingStopped
 from .training import preset as find_preset
-from .training.base_guard import BaseGuard, BaseSettings
+from .training.base_guard import BaseGuard
 from .training.bases import BASE_EXCITATION, Base
 from .training.origin import BaseMode
 from .training.parts import AbstractRecorder, NoSupervisor
@@ -118,8 +118,7 @@ def train(
     prior, supervisor = Prior().on_base(under, body.task.spec), None
     config = dataclasses.replace(config, data=prior.logs)
     if under is not None:
-        settings_of_base = BaseSettings(informed=prior.informs_model)
-        supervisor = BaseGuard(body.task.spec, NoSupervisor(), settings_of_base)
+        supervisor = BaseGuard(body.task.spec, NoSupervisor(), prior.base_settings)
     if body.hardware:
         raise UserError(f"{config.robot} moves something real; train it with: firsthand train {config.robot}")
     with contextlib.ExitStack() as stack:

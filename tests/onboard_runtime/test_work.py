@@ -247,7 +247,7 @@ def test_what_a_base_has_learned_of_the_robot_goes_on_where_policies_change():
     after = run.follow(same, reference, hand_over=True)
     assert after.memory is not None
     np.testing.assert_array_equal(after.memory[2:4], integral)
-    assert after.memory[-2] == before[-2]  # the error of the last half second
+    assert after.memory[-2] == before[-2]  # the recent error
     other = NumpyPolicy(SPEC, layers, NumpyBase(SPEC, pi_control(0.5, gain=0.6)))
     again = run.follow(other, reference, hand_over=True)  # another base knows nothing of this one's integral
     assert again.memory is not None

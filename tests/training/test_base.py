@@ -67,9 +67,13 @@ def base(task: Task) -> Base:
     return Base(BaseOrigin("lazy.py:lazy_pi"), function_base(lazy_pi, "lazy_pi", task.spec))
 
 
+WIDE = BaseSettings(first_authority=0.2)
+"""For a plant that any policy learns in one episode."""
+
+
 def trainer(task: Task, base: Base, recorder: Any = None, settings: BaseSettings | None = None) -> Trainer:
     config = TrainingConfig("excavator", "fast", SETTINGS, EPISODES, base=base.origin)
-    guard = BaseGuard(task.spec, NoSupervisor(), settings)
+    guard = BaseGuard(task.spec, NoSupervisor(), settings or WIDE)
     return Trainer(SimulatedRobot(ScalarPlant(), task), config, recorder, prior=Prior(base=base), supervisor=guard)
 
 
@@ -195,7 +199,7 @@ def row(episode: int, error: float, base_share: float = 0.0) -> dict[str, Any]:
 
 
 def test_authority_is_earned_and_lost():
-    settings = BaseSettings()
+    settings = WIDE
     state = judge_with_base(BaseState(settings.first_authority), settings, row(1, 1.0))
     assert (state.base_error, state.base_peak, state.authority) == (1.0, 2.0, 0.2)
     state = judge_with_base(state, settings, row(2, 0.9))
@@ -203,8 +207,8 @@ def test_authority_is_earned_and_lost():
     state = judge_with_base(state, settings, row(3, 1.25))
     assert (state.authority, state.good_episode) == (pytest.approx(0.15), 2)
     assert "1.25 times the base's" in state.go_back
-    state = judge_with_base(state, settings, row(4, 0.9, base_share=0.1))
-    assert "the base took over" in state.go_back
+    state = judge_with_base(state, settings, row(4, 0.9, base_share=0.1))  # taken back in time: no proof, no blame
+    assert (state.authority, state.good_episode, state.go_back) == (pytest.approx(0.15), 2, "")
     for episode in range(5, 30):
         state = judge_with_base(state, settings, row(episode, 0.5))
     assert (state.authority, state.go_back) == (1.0, "")
@@ -213,21 +217,26 @@ def test_authority_is_earned_and_lost():
 def test_the_learned_part_is_tried_before_it_runs_a_whole_episode():
     settings, number = BaseSettings(), 1
     state = judge_with_base(BaseState(settings.first_authority), settings, row(1, 1.0))
-    assert settings.trials[state.trial] == 0.2
-    for share in (0.5, 1.0, 1.0):
+    assert settings.trials[state.trial] == 0.1
+    for share in (0.2, 0.5, 1.0, 1.0):
         number += 1
-        tried = {"tried_error": 0.9, "alone_error": 1.4}  # the whole episode is worse than the first, but not for this
+        # The whole episode is worse than the first, but not for this.
+        tried = {"tried_error": 0.9, "alone_error": 1.4, "alone_window_error": 2.5, "learned_share": 0.2}
         state = judge_with_base(state, settings, row(number, 1.3) | tried)
         assert (state.go_back, settings.trials[state.trial]) == ("", share)
-    assert state.base_error == pytest.approx(1.35)
-    state = judge_with_base(state, settings, row(9, 1.0) | {"tried_error": 1.7, "alone_error": 1.35})
+    assert state.base_error == pytest.approx(1.375)
+    assert state.base_peak == 2.5  # the largest that the base has had, whenever it was alone
+    tried = {"tried_error": 1.7, "alone_error": 1.325, "alone_window_error": 1.0}
+    few = judge_with_base(state, settings, row(9, 1.0) | tried | {"learned_share": 0.2})
+    assert not few.go_back  # a hard trajectory or two are no proof
+    state = judge_with_base(state, settings, row(9, 1.0) | tried | {"learned_share": 0.5})
     assert "1.26 times the base's" in state.go_back
-    assert settings.trials[state.trial] == 0.2
+    assert settings.trials[state.trial] == 0.1
 
 
 def test_a_model_that_predicts_what_it_has_not_seen_needs_no_trial():
     first = BaseState(0.2)
-    for informed, error, share in ((True, 0.1, 1.0), (True, 0.9, 0.2), (True, None, 0.2), (False, 0.1, 0.2)):
+    for informed, error, share in ((True, 0.1, 1.0), (True, 0.9, 0.1), (True, None, 0.1), (False, 0.1, 0.1)):
         settings = BaseSettings(informed=informed)
         state = judge_with_base(first, settings, row(1, 1.0) | {"prediction_error": error})
         assert settings.trials[state.trial] == share
@@ -271,6 +280,7 @@ def test_what_a_robot_did_while_its_base_was_identified_is_learned_from(task: Ta
     prior = Prior().on_base(found, task.spec)
     assert [log.path for log in prior.logs] == ["identification of the base"]
     assert prior.informs_model
+    assert prior.has_seen_motion  # pushes of single joints: nothing has to be excited any more
     rows = prior.taken[0]
     assert prior.rows == prior.logs[0].taken == len(rows.states) == 60 - 2 * 2  # a register to fill, and a last row
     np.testing.assert_allclose(rows.following - rows.states[:, :1], 0.1 * rows.commands, atol=1e-6)
@@ -281,12 +291,20 @@ def test_what_a_robot_did_while_its_base_was_identified_is_learned_from(task: Ta
     assert again.logs == prior.logs
 
 
-def test_in_a_trial_the_base_runs_most_of_an_episode(learned):
-    made, rows, records = learned
-    assert [line.get("learned_share") for line in rows[:2]] == [None, pytest.approx(1 / 6)]
-    assert {"tried_error", "alone_error"} <= set(rows[1])
-    assert len(records[1].commands) == len(records[0].commands)
-    assert made.episode == EPISODES
+def test_a_broken_learned_part_is_stopped_within_its_episode(task: Task, base: Base):
+    broken = trainer(task, base, settings=BaseSettings(first_authority=1.0))
+    first = broken.run_episode()
+    *hidden, (weight, bias) = broken.state.policy.layers
+    layers = (*hidden, (jnp.zeros_like(weight), jnp.full_like(bias, 50.0)))
+    broken.state = eqx.tree_at(lambda s: s.policy.layers, broken.state, layers)
+    second = broken.run_episode()
+    assert second.metrics["learned_share"] <= 0.5
+    assert second.metrics["tried_error"] > 1.2 * second.metrics["alone_error"]
+    assert second.metrics["alone_window_error"] < second.metrics["largest_window_error"]
+    assert second.metrics["tracking_error"] < 1.5 * first.metrics["tracking_error"]
+    assert len(second.record.commands) == task.trajectories
+    assert isinstance(broken.supervisor, BaseGuard)
+    assert broken.supervisor.state.authority == pytest.approx(0.5)
 
 
 def decided(made: Trainer, trial: int, base_error: float) -> Decision:
@@ -298,7 +316,7 @@ def decided(made: Trainer, trial: int, base_error: float) -> Decision:
 
 @pytest.mark.parametrize(
     ("trial", "base_error", "tried"),
-    [(0, 1e3, 1), (0, 1e-6, 1), (1, 1e3, 3), (1, 1e-6, 1), (2, 1e3, 6), (2, 1e-6, 1)],
+    [(0, 1e3, 6), (0, 1e-6, 1), (3, 1e3, 6), (3, 1e-6, 1)],
 )
 def test_a_policy_goes_on_within_an_episode_while_it_is_no_worse_than_the_base(
     task: Task, base: Base, trial: int, base_error: float, tried: int

@@ -316,7 +316,7 @@ def test_new_conditions_begin_with_the_base_alone_and_little_authority(work_task
     authorities(learner, 1.0, 1.0)
     learner._begin(0)
     assert learner.is_measuring
-    assert authorities(learner, 1.0, 1.0) == pytest.approx([0.0, 0.2])
+    assert authorities(learner, 1.0, 1.0) == pytest.approx([0.0, BaseSettings().first_authority])
 
 
 def test_a_trust_that_was_lost_is_judged_by_what_the_base_has_then():

@@ -4,7 +4,7 @@
 
 b is the base with its memory m (an integrator, for example), a the authority of the learned part and τ its trust. With
 a network that gives zero, as a last layer of zeros does, the command is exactly the base's. Trust is 1 until the
-tracking error of the last half second exceeds `error_limit`; from then on it falls to zero within `FADE_S` and stays
+recent tracking error (`window_s`) exceeds `error_limit`; from then on it falls to zero within `FADE_S` and stays
 there until the motion ends: the base takes over without a jump.
 
 Pure functions against the array API: numpy on the robot, JAX in training. A base has three methods, and its arrays are
@@ -31,8 +31,9 @@ from .spec import ControlSpec, PlanarChain, SelectedOutput, SpecError
 PREFIX = "base."
 NO_LIMIT = 1e9
 """An error that no robot has: the learned part is never taken back."""
-WINDOW_S = 0.5
-"""Time constant of the tracking error that trust looks at, in seconds."""
+WINDOW_SHARE = 0.4
+"""Time constant of the tracking error that trust looks at, as a share of a trajectory: long enough that the base's
+largest is not far above its mean, which is what an error that lasts is compared with."""
 FADE_S = 0.3
 """How long the learned part takes to fade out, in seconds."""
 MIN_AUTHORITY = 1e-3
@@ -77,11 +78,21 @@ class BaseControl(NamedTuple):
         learned = (high - low) / 2 * xp.tanh(network_output(layers, observation(spec, state, preview)) / share)
         found = tracked_output(spec, state[: spec.layout.num_measured])
         error = output_error(spec, preview[0], found) / constant(spec.scales.error, state)
-        level = memory[-2] + min(spec.period_s / WINDOW_S, 1.0) * (xp.sum(error * error) - memory[-2])
+        level = memory[-2] + window_share(spec) * (xp.sum(error * error) - memory[-2])
         is_bad = (level > self.error_limit * self.error_limit) | (memory[-1] < 1.0)
         trust = xp.where(is_bad, xp.maximum(memory[-1] - spec.period_s / FADE_S, constant(0.0, state)), memory[-1])
         command = xp.clip(command + trust * self.authority * learned, low, high)
         return command, xp.concat([inner, xp.stack([level, trust])])
+
+
+def window_s(spec: ControlSpec) -> float:
+    """Time constant of the tracking error that trust looks at, in seconds: 2 s for trajectories of 5 s."""
+    return WINDOW_SHARE * spec.reference.steps * spec.period_s
+
+
+def window_share(spec: ControlSpec) -> float:
+    """How much of it one control period is."""
+    return min(spec.period_s / window_s(spec), 1.0)
 
 
 class ReferenceBase(NamedTuple):
@@ -371,7 +382,7 @@ class NumpyBase:
     def go_on_from(self, other: RunningBase | None) -> bool:
         """Go on with the memory of another policy's base, in mid-motion; whether it is the same base.
 
-        What the base has learned of the robot stays, and so does the error of the last half second. The learned part is
+        What the base has learned of the robot stays, and so does its recent error. The learned part is
         another one: it is trusted.
         """
         if not isinstance(other, NumpyBase) or not _is_same(self.control.base, other.control.base):

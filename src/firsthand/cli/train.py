@@ -262,7 +262,7 @@ class Train:
     def _supervisor(self, robot: Any, stop: Any, ask_at_page: Any, prior: Any) -> Any:
         """The supervisor of new policies: a guard for a machine, or if approval is asked for."""
         from ..training.approval import ask_by_file, ask_in_terminal
-        from ..training.base_guard import BaseGuard, BaseSettings
+        from ..training.base_guard import BaseGuard
         from ..training.fleet_guard import FleetGuard
         from ..training.guard import Guard
         from ..training.parts import NoSupervisor
@@ -282,8 +282,7 @@ class Train:
             guard = Guard(robot.task, self._guard_settings(), approve)
         if prior.base is None:
             return guard
-        settings = BaseSettings(informed=prior.informs_model)
-        return BaseGuard(robot.task.spec, guard, settings, gate_authority=self.authority)
+        return BaseGuard(robot.task.spec, guard, prior.base_settings, gate_authority=self.authority)
 
     def _page(self, run: Path) -> Any:
         """The live page in a process of its own, if it was asked for."""

@@ -14,10 +14,10 @@ from firsthand_onboard.base_control import (
     FADE_S,
     MARGIN,
     MIN_AUTHORITY,
-    WINDOW_S,
     BaseControl,
     PIBase,
     PolicyBase,
+    window_share,
 )
 from firsthand_onboard.policy import Layer
 
@@ -91,7 +91,7 @@ def base_source(name: str, spec: ControlSpec, control: BaseControl) -> str:
     for constant, value in (
         ("AUTHORITY", float(control.authority)),
         ("ERROR_LIMIT", float(control.error_limit)),
-        ("WINDOW", min(spec.period_s / WINDOW_S, 1.0)),
+        ("WINDOW", window_share(spec)),
         ("FADE", spec.period_s / FADE_S),
     ):
         text += f"static const float {constant} = {c_number(float(value))};\n"

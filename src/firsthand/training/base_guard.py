@@ -3,14 +3,13 @@
 Within an episode the controller itself watches its error (`firsthand_onboard.base_control`): above `error_limit` the
 learned part fades out and the base goes on alone. Between episodes this supervisor decides. After an episode that was
 no worse than the base, the authority of the learned part grows. After a worse one it shrinks, and the last good policy
-runs again. At first, and after a worse episode, the learned part is on trial: it acts in a fifth of an episode's
-trajectories, then in half of them, and the base runs the others alone. So a bad policy affects only a fifth of an
-episode, and is compared with the base under the same conditions. Trials end as soon as the model has predicted an
-episode that it had not seen. The state of this supervisor follows from the run's metrics, so it is the same after a
-resume.
+runs again. In each episode the learned part acts in a tenth of the trajectories first, then in a fifth, a half, all of
+them, as long as it is no worse than the base; the base runs the others alone. So a bad policy affects only a tenth of
+an episode, and is compared with the base under the same conditions. The state of this supervisor follows from the run's
+metrics, so it is the same after a resume.
 
 A task without a reference is judged by its cost per step, and only between episodes: there is no error that a
-controller could watch within one.
+controller could watch within one. There a tenth of the first episode is open, and each good one opens more.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from firsthand_onboard import ControlSpec
-from firsthand_onboard.base_control import FADE_S, NO_LIMIT, WINDOW_S
+from firsthand_onboard.base_control import FADE_S, NO_LIMIT, window_share
 from firsthand_onboard.kinematics import output_error, tracked_output
 
 from ..evaluation import tracking_metrics
@@ -40,7 +39,7 @@ from .recorder import MIN_VALID_SHARE, measured_score
 class BaseSettings:
     """When the learned part has proven itself."""
 
-    first_authority: float = FIRST_AUTHORITY
+    first_authority: float = FIRST_AUTHORITY["add"]
     """Its authority at first, as a share of half the command range."""
     growth: float = 1.5
     """Factor on it after an episode that was no worse than the base."""
@@ -50,15 +49,20 @@ class BaseSettings:
     """It shrinks to at least this share of the first."""
     tolerance: float = 1.2
     """An episode is no worse than the base if its error (or cost) is at most this many times the base's."""
-    trials: tuple[float, ...] = (0.2, 0.5, 1.0)
-    """Share of an episode's trajectories in which it acts: at first, after one good episode, after two."""
+    trials: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0)
+    """Shares of an episode's trajectories in which it acts, one after the other, while it is no worse than the base.
+    Where nothing is followed that is not known within an episode: then each good one opens the next share."""
+    few: float = 0.5
+    """Below this share a trial is few trajectories, …"""
+    few_tolerance: float = 2.0
+    """… of which a hard one alone has this many times the base's mean error."""
     proven: float = 0.5
     """Trials end where the model has predicted an episode that it had not seen with less error than this, relative to
     the usual change: what it then expects of a policy can be believed."""
     informed: bool = False
     """Whether the model has learned before the first episode, from logs: then that may be the first one."""
     limit: float = 1.3
-    """The learned part fades out where the error of half a second exceeds the base's largest by this factor."""
+    """The learned part fades out where the recent error exceeds the base's largest by this factor."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,18 @@ class BaseState:
     base_error: float = math.nan
     """The base's mean error, from the first episode; where nothing is followed, its cost per step."""
     base_peak: float = math.nan
-    """The base's largest error of half a second, in the scale of the policy's inputs; NaN where nothing is followed."""
+    """The base's largest recent error, in the scale of the policy's inputs; NaN where nothing is followed."""
     good_episode: int = 0
     """The last episode that was no worse than the base."""
     go_back: str = ""
     """Why the last good policy runs next; empty where the newest does."""
     trial: int = 0
     """Which of `BaseSettings.trials` is next."""
+
+
+def tolerance(settings: BaseSettings, share: float) -> float:
+    """How many times the base's error is no worse than the base, after this share of an episode's trajectories."""
+    return settings.few_tolerance if share < settings.few else settings.tolerance
 
 
 def judge_with_base(state: BaseState, settings: BaseSettings, row: Mapping[str, Any]) -> BaseState:
@@ -92,16 +101,18 @@ def judge_with_base(state: BaseState, settings: BaseSettings, row: Mapping[str, 
         trial = last if predicted else 0
         return BaseState(settings.first_authority, error, peak, episode, trial=trial)
     smallest = settings.min_share * settings.first_authority
-    base_error = state.base_error
+    base_error, share = state.base_error, 1.0
     if follows and math.isfinite(number["tried_error"]) and math.isfinite(number["alone_error"]):
         # The base ran, too: a fresher standard, and of the same conditions.
         base_error = (base_error + number["alone_error"]) / 2
-        state, error = dataclasses.replace(state, base_error=base_error), number["tried_error"]
-    if number["base_share"] > 0:
-        why = "the error became too large, and the base took over"
-    elif error > settings.tolerance * base_error:
+        peak = max(state.base_peak, number["alone_window_error"])
+        state = dataclasses.replace(state, base_error=base_error, base_peak=peak)
+        error, share = number["tried_error"], number["learned_share"]
+    if error > tolerance(settings, share) * base_error:
         ratio = error / base_error if base_error else math.inf
         why = f"the last episode's {'error' if follows else 'cost'} was {ratio:.2f} times the base's"
+    elif number["base_share"] > 0:  # it was taken back in time: nothing is proven, nor is it worse than the base
+        return dataclasses.replace(state, go_back="")
     else:
         return dataclasses.replace(
             state,
@@ -113,7 +124,10 @@ def judge_with_base(state: BaseState, settings: BaseSettings, row: Mapping[str, 
     return dataclasses.replace(state, authority=max(smallest, settings.shrink * state.authority), go_back=why, trial=0)
 
 
-METRICS = ("valid_share", "largest_window_error", "base_share", "tried_error", "alone_error", "prediction_error")
+METRICS = (
+    *("valid_share", "largest_window_error", "base_share", "prediction_error"),
+    *("learned_share", "tried_error", "alone_error", "alone_window_error"),
+)
 
 
 class BaseGuard(AbstractSupervisor):
@@ -158,13 +172,13 @@ class BaseGuard(AbstractSupervisor):
             return decision
         # A task without a reference has no error to be asked for in mid-episode.
         follows = math.isfinite(self.state.base_peak)
-        shares = self.settings.trials[: self.state.trial + 1]
+        shares = self.settings.trials if follows else (self.settings.trials[self.state.trial],)
         whole = shares[-1] == 1.0
         if whole and not follows:
             return decision
         return decision._replace(
-            shares=shares if follows else shares[-1:],
-            tolerated=self.settings.tolerance * self.state.base_error if follows else math.inf,
+            shares=shares,
+            tolerated=tuple(tolerance(self.settings, s) * self.state.base_error for s in shares) if follows else (),
             alone=with_authority(decision.policy, 0.0, limit),
             # What the model has predicted is for a whole episode of the policy.
             prediction_holds=decision.prediction_holds and whole,
@@ -210,7 +224,7 @@ def base_metrics(
     tried: int | None = None,
     sound: Bool[np.ndarray, "trajectories steps"] | None = None,
 ) -> dict[str, float]:
-    """Of an episode on top of a base: authority, largest error of half a second, share of steps of the base alone.
+    """Of an episode on top of a base: authority, largest recent error, share of steps of the base alone.
 
     Where the learned part acted in the first `tried` trajectories only, of these; and the errors of both parts, over
     the `sound` steps: a spike of a sensor is not a tracking error.
@@ -218,20 +232,30 @@ def base_metrics(
     control = policy.policy.control
     if control is None:
         return {}
-    more: dict[str, float] = {}
+    limit, more = float(control.error_limit), {}
     if tried is not None and tried < len(record.commands):
-        parts = (record.part(slice(tried)), record.part(slice(tried, None)))
         counted = dataclasses.replace(record, truth=None, valid=record.valid if sound is None else sound)
-        halves = (counted.part(slice(tried)), counted.part(slice(tried, None)))
-        errors = [tracking_metrics(spec, (half,)).mean_error for half in halves]
+        halves = (slice(tried), slice(tried, None))
+        errors = [tracking_metrics(spec, (counted.part(half),)).mean_error for half in halves]
         more = {"learned_share": tried / len(record.commands), "tried_error": errors[0], "alone_error": errors[1]}
-        record = parts[0]
-    limit = float(control.error_limit)
+        more["alone_window_error"] = _watch(spec, record.part(halves[1]), math.inf)[0]
+        record = record.part(halves[0])
+    largest, alone = _watch(spec, record, limit)
+    return {
+        "learned_authority": float(control.authority),
+        "largest_window_error": largest,
+        "base_share": alone,
+        **more,
+    }
+
+
+def _watch(spec: ControlSpec, record: EpisodeRecord, limit: float) -> tuple[float, float]:
+    """The largest recent error as the controller sees it, and the share of steps in which its trust was lost."""
     steps = record.commands.shape[1]
     found = tracked_output(spec, record.measured[:, :steps])
     error = np.asarray(output_error(spec, record.references[:, :steps], found))
     squares = np.sum((error / np.asarray(spec.scales.error)) ** 2, axis=-1)
-    keep = min(spec.period_s / WINDOW_S, 1.0)
+    keep = window_share(spec)
     largest, alone, level, trust = 0.0, 0.0, 0.0, 1.0
     for i, (trajectory, valid) in enumerate(zip(squares, record.valid, strict=True)):
         if record.memory is not None:  # a motion that begins anew, as after a reset, trusts the learned part again
@@ -242,9 +266,4 @@ def base_metrics(
             if level > limit**2 or trust < 1:
                 trust = max(trust - spec.period_s / FADE_S, 0.0)
             largest, alone = max(largest, level), alone + (trust == 0.0)
-    return {
-        "learned_authority": float(control.authority),
-        "largest_window_error": math.sqrt(largest),
-        "base_share": alone / max(int(record.valid.sum()), 1),
-        **more,
-    }
+    return math.sqrt(largest), alone / max(int(record.valid.sum()), 1)

@@ -36,9 +36,10 @@ FILE = "base.safetensors"
 BASE_EXCITATION: dict[BaseMode, float] = {"add": 0.01, "target": 0.01}
 """Amplitude of the random commands of the first episodes on top of a base, of half the range: what it rejects. Half the
 range of a target is half of where the robot can go."""
-FIRST_AUTHORITY = 0.2
-"""Share of half the command range that the learned part may use at first."""
-MIN_LEARNING_AUTHORITY = 0.05
+FIRST_AUTHORITY: dict[BaseMode, float] = {"add": 0.05, "target": 0.2}
+"""Share of half the command range that the learned part may use at first. An error of some percent of a command is what
+an integrating joint's controller still rejects."""
+MIN_LEARNING_AUTHORITY = 0.02
 """The learner assumes at least this share: with an authority of zero there is no gradient."""
 
 
@@ -76,7 +77,7 @@ class Base:
     def control(self) -> BaseControl:
         """The base under the policy: this one, or the reference if this one is inside the robot."""
         outer = ReferenceBase() if self.origin.mode == "target" else self.controller
-        return as_jax(BaseControl(outer, FIRST_AUTHORITY, NO_LIMIT))
+        return as_jax(BaseControl(outer, FIRST_AUTHORITY[self.origin.mode], NO_LIMIT))
 
     def put_inside(self, found: NamedRobot) -> NamedRobot:
         """The robot that the policy drives: in target mode with the base inside, otherwise as it is."""

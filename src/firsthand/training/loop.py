@@ -199,9 +199,11 @@ class Trainer:
 
         tried = 0
         try:
-            for share in decision.shares:
-                if tried and measured_error(self.task.spec, EpisodeRecord.join(records)) > decision.tolerated:
-                    break
+            for i, share in enumerate(decision.shares):
+                if i and decision.tolerated:
+                    error = measured_error(self.task.spec, EpisodeRecord.join(records))
+                    if error > decision.tolerated[i - 1]:
+                        break
                 tried = max(round(share * whole), 1)
                 run(decision.policy, tried)
             run(decision.alone, whole)

@@ -8,7 +8,6 @@
 Versions that do nothing are here, too. The others have modules of their own: `display`, `recorder`, `guard`, `live`.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,8 +179,8 @@ class Decision(NamedTuple):
     """Why it is not the candidate, for the user; empty where there is nothing to explain."""
     shares: tuple[float, ...] = (1.0,)
     """Shares of the episode's trajectories, rising: after each but the last it is asked whether it goes on."""
-    tolerated: float = math.inf
-    """It goes on while its tracking error in this episode is at most this."""
+    tolerated: tuple[float, ...] = ()
+    """After each of them, the tracking error in this episode with which it goes on; empty where none is asked for."""
     alone: Controller | None = None
     """The policy of the other trajectories: the base under the learned policy."""
 

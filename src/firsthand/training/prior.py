@@ -27,11 +27,12 @@ from ..runs import RunFolder, atomic, packed
 from ..runs.packed import Arrays
 from ..runs.pytrees import from_arrays
 from ..tasks import Task
+from .base_guard import BaseSettings
 from .bases import FILE as BASE
-from .bases import Base
+from .bases import FIRST_AUTHORITY, Base
 from .config import TrainingConfig
 from .learning import draw_imagined_starts, measurement_at_rest
-from .origin import InitFrom, Parts, TakenLog, check_parts
+from .origin import IDENTIFICATION, InitFrom, Parts, TakenLog, check_parts
 
 WEIGHTS = "init.safetensors"
 STRETCH = 100
@@ -55,7 +56,7 @@ class Prior:
     base: Base | None = None
     """The controller that the policy is learned on top of."""
 
-    def on_base(self, base: "Base | None", spec: ControlSpec) -> "Prior":
+    def on_base(self, base: Base | None, spec: ControlSpec) -> "Prior":
         """The same on top of a base. The model learns from what the robot did while it was identified, too.
 
         In target mode that says nothing: the commands were those of the robot inside.
@@ -71,13 +72,22 @@ class Prior:
         """Transitions in all."""
         return sum(len(one.states) for one in self.taken)
 
+    @property
+    def base_settings(self) -> BaseSettings:
+        """How the supervisor of a run on this base begins."""
+        mode = "add" if self.base is None else self.base.origin.mode
+        return BaseSettings(first_authority=FIRST_AUTHORITY[mode], informed=self.informs_model)
+
     @cached_property
     def has_seen_motion(self) -> bool:
         """Whether the model knows motion already, so that the first episodes need no random commands.
 
-        On top of a base they are small, and stay: a log of the base alone shows nothing beside what the base does.
+        On top of a base they are small, and stay: a log of the base alone shows nothing beside what the base does. The
+        motion in which it was identified shows what each command does.
         """
-        return self.base is None and self.informs_model
+        if self.base is None:
+            return self.informs_model
+        return any(log.path == IDENTIFICATION for log in self.logs)
 
     @property
     def informs_model(self) -> bool:

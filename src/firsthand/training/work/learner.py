@@ -21,7 +21,7 @@ from ...models import Controller
 from ...robots import EpisodeRecord
 from ...tasks import Task
 from ..base_guard import BaseSettings, base_metrics, error_limit, with_authority
-from ..bases import FIRST_AUTHORITY, with_authority_of
+from ..bases import with_authority_of
 from ..learning import fit_settings, prepare_experience, read_record
 from .chunks import Chunk, ChunkStore
 from .contexts import Choice, Context, choose_context, forecast_error
@@ -116,7 +116,7 @@ class WorkLearner:
         self.block_trajectories = block_trajectories
         self.seed, self.block, self._names = seed, 0, 1
         control = state.policy.control
-        earned = FIRST_AUTHORITY if control is None else float(control.authority)
+        earned = self.on_base.first_authority if control is None else float(control.authority)
         self.contexts: dict[int, Context] = {0: self._context(state, earned)}
         self.current = 0
         self._newest: list[tuple[EpisodeRecord, list[Chunk]]] = []

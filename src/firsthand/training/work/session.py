@@ -33,7 +33,8 @@ from ...robots.remote import RemoteAddress, RemoteRobot, security, signing_key
 from ...robots.user_file import is_robot_file
 from ...runs.pytrees import from_arrays
 from ...tasks import Task
-from ..bases import Base
+from ..base_guard import BaseSettings
+from ..bases import FIRST_AUTHORITY, Base
 from ..run import Run
 from .learner import Update, WorkLearner, WorkReport, WorkSettings
 
@@ -76,7 +77,11 @@ class WorkSession:
         authority = _earned_authority(source, at, task) if authority is None else authority
         options = {"authority": authority, "key": signing_key(), "run": f"work-{identity()[:8]}"}
         block = max(round(BLOCK_S / (task.steps * task.spec.period_s)), 1)
-        self.learner = WorkLearner(task, settings, state, work, block_trajectories=block, seed=source.config.seed)
+        mode = "add" if source.config.base is None else source.config.base.mode
+        options_of_base = BaseSettings(first_authority=FIRST_AUTHORITY[mode])
+        self.learner = WorkLearner(
+            task, settings, state, work, block_trajectories=block, seed=source.config.seed, on_base=options_of_base
+        )
         arrays = self.learner.controller.arrays()
         self._policy = policy_digest(arrays)
         with self._report_refusals():

@@ -24,11 +24,11 @@ class Standing:
     base_error: float = math.nan
     """The base's tracking error under these conditions."""
     base_peak: float = math.nan
-    """Its largest error of half a second, in the scale of the policy's inputs."""
+    """Its largest recent error, in the scale of the policy's inputs."""
     accused: float = math.nan
     """Error of the block that the learned part answers for; NaN where it answers for none."""
     accused_peak: float = math.nan
-    """Largest error of half a second in that block, where the base took over in it; NaN where it did not."""
+    """Largest recent error in that block, where the base took over in it; NaN where it did not."""
 
 
 def judge_block(

@@ -35,6 +35,7 @@ from firsthand.optim.rollout import Rollout
 from firsthand.plants.linear_quadratic import augmented_system
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 from firsthand.robots.base import preview_indices
+from firsthand.tasks.goals import Residuals
 
 __all__ = ["delayed_task", "scalar_task", "toy"]
 
@@ -171,10 +172,11 @@ def scalar(scalar_task):
     starts, references = displaced(scalar_task, 9, seed=1)
     previews = references[:, preview_indices(scalar_task.spec, rollout.commands.shape[1])]
     imagined = ImaginedStarts(jnp.asarray(starts, jnp.float32), jnp.asarray(previews, jnp.float32))
-    # A joint-limit term that is felt: steepening it is another cost.
+    # A joint-limit term that is felt: steepening it is another cost. Nothing is tracked: it acts in all of the margin.
     limits = dataclasses.replace(scalar_task.spec.limits, position_low=(-1.2,), position_high=(1.2,))
     spec = dataclasses.replace(scalar_task.spec, limits=limits)
-    cost = dataclasses.replace(scalar_task.cost, spec=spec, limit_weight=10.0, limit_margin=0.45)
+    goal = Residuals(scalar_task.cost.goal.residuals)
+    cost = dataclasses.replace(scalar_task.cost, spec=spec, goal=goal, limit_weight=10.0, limit_margin=0.45)
     assert float(cost_of(cost, rollout)) > 1.2 * float(cost_of(cost.with_steeper_limits(16), rollout))
     return policy, model, cost, rollout, imagined
 

@@ -11,12 +11,15 @@ from jaxtyping import Array, Float
 
 from firsthand_onboard import ControlSpec
 from firsthand_onboard.kinematics import tracked_output
+from firsthand_onboard.spec import SelectedOutput
 
 from ..errors import UserError
 from .goals import AbstractGoal, StepState, Track, Weights, check_weights
 
 TRIALS = 32
 """Random states at which a goal of the user's own is tried before anything moves."""
+LAST_SHARE = 0.25
+"""In this last part of the soft margin, next to the limit, the joint-limit term acts wherever the reference leads."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,10 @@ class StepCost:
     g is the goal's: |p(x) − r|²/L² where the tracked output p follows the reference (`tracking_cost`). The last two
     terms are our deviation from the paper: without the first of them the policy chatters and the model's error grows on
     the chatter; without the second a redundant arm drifts into its stops.
+
+    The joint-limit term is for what the goal leaves open. Where a position is itself tracked, and its reference leads
+    into the margin, the term begins at the reference (in the last quarter of the margin it acts in any case): otherwise
+    it would hold the joint back from where it shall be, and following exactly would not be the best.
     """
 
     spec: ControlSpec
@@ -65,7 +72,7 @@ class StepCost:
     ) -> Float[Array, ""]:
         """The cost of one step."""
         x = StepState(self.spec, state)
-        change, inside = self._penalties(x, command)
+        change, inside = self._penalties(x, command, reference)
         return (
             self.goal.cost(x, command, reference)
             + _weighted_sum(self.change_weight, change**2)
@@ -80,7 +87,7 @@ class StepCost:
     ) -> Float[Array, " residuals"]:
         """The residuals, for Gauss–Newton steps; the cost is the sum of their squares. Not for a plain cost."""
         x = StepState(self.spec, state)
-        change, inside = self._penalties(x, command)
+        change, inside = self._penalties(x, command, reference)
         return jnp.concat(
             [
                 self.goal.residuals(x, command, reference),
@@ -93,7 +100,7 @@ class StepCost:
         """The same cost with a joint-limit term of at least this power: smaller in the margin, equal at the limit."""
         return dataclasses.replace(self, limit_power=max(power, self.limit_power))
 
-    def _penalties(self, x: StepState, command: Array) -> tuple[Array, Array]:
+    def _penalties(self, x: StepState, command: Array, reference: Array) -> tuple[Array, Array]:
         """Change of command, in half ranges, and how far each joint is inside its margin."""
         limits = self.spec.limits
         half = (jnp.asarray(limits.command_high) - jnp.asarray(limits.command_low)) / 2
@@ -101,8 +108,24 @@ class StepCost:
         low, high = jnp.asarray(limits.position_low), jnp.asarray(limits.position_high)
         position = x.position
         margin = self.limit_margin * (high - low)
-        inside = jax.nn.relu(position - (high - margin)) + jax.nn.relu((low + margin) - position)
+        upper, lower = high - margin, low + margin
+        joints, outputs = self._followed()
+        if joints:
+            wanted, last = reference[jnp.asarray(outputs)], LAST_SHARE * margin
+            at = jnp.asarray(joints)
+            upper = upper.at[at].set(jnp.clip(wanted, upper[at], (high - last)[at]))
+            lower = lower.at[at].set(jnp.clip(wanted, (low + last)[at], lower[at]))
+        inside = jax.nn.relu(position - upper) + jax.nn.relu(lower - position)
         return change, inside / margin
+
+    def _followed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which positions are tracked themselves, and as which output each."""
+        chosen = self.spec.kinematics
+        if not (self.goal.tracks and isinstance(chosen, SelectedOutput)):
+            return (), ()
+        pairs = [(j, chosen.indices.index(e)) for j, e in enumerate(self.spec.layout.position) if e in chosen.indices]
+        joints, outputs = zip(*pairs, strict=True) if pairs else ((), ())
+        return joints, outputs
 
 
 def tracking_cost(

@@ -42,7 +42,7 @@ from firsthand_onboard.network import OPERATOR_KEY, TO_ROBOT_KEY, LinkError, ope
 from firsthand_onboard.timing import since_boot
 from firsthand_onboard.work import WorkClient, WorkRefused
 
-from .processes import SPEC, Rig, free_port, random_policy, rig, wait_for
+from .processes import SPEC, Rig, free_port, random_policy, real_time, rig, wait_for
 from .test_hostile import SPEC as SHORT
 from .test_hostile import Program
 
@@ -486,6 +486,7 @@ def _start_watchdog(folder: Path) -> tuple[subprocess.Popen, socket.socket]:
     command += ["--machine", f"{folder / 'fuzzed_machine.py'}:Machine"]
     command += ["--machine-option", f"counts={folder / 'counts'}"]
     process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
+    real_time(process.pid)  # as `serve` does; else a busy computer is taken for a slow watchdog
     theirs.close()
     ours.settimeout(60)
     ours.send(packet(watchdog.LIMIT, 1, LIMITS.pack()))

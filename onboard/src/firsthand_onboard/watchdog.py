@@ -198,7 +198,8 @@ class Watchdog:
         """The first value is when the measurement was taken, the others are the command made from it."""
         if self.tripped:
             return
-        now, command = since_boot(), values[1:].astype(np.float32)
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
+            now, command = since_boot(), values[1:].astype(np.float32)
         why = self._hindrance(moves=True)
         if not why and (refused := self.check.refuse(command.astype(float), float(values[0]), now)):
             why = f"the watchdog refused {refused}"

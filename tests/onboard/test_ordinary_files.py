@@ -69,7 +69,7 @@ def test_events_and_status_are_not_written_through_a_link(tmp_path: Path) -> Non
 
 def test_deep_and_long_json_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    with pytest.raises(UserError, match="no JSON"):
+    with pytest.raises(UserError, match="not JSON"):
         study.read_json(tmp_path / "deep.json")
     spec = json.loads(SPEC.to_json())
     for change in (("period_s", 1), ("preview", [1])):

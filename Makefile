@@ -76,7 +76,8 @@ clean:
 	rm -rf $(VENV) $(DREAMERV3) build dist src/*.egg-info onboard/src/*.egg-info lab/src/*.egg-info
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit("firsthand needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit("firsthand needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@echo "Setting up $(VENV): a minute or two, once."
 	$(PYTHON) -m venv $(VENV)
 
 $(READY): $(VENV)/bin/python pyproject.toml onboard/pyproject.toml constraints.txt

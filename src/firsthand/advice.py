@@ -195,8 +195,9 @@ def _coloured(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
     channel = _most_frequent(lines, "innovation_correlation_channel")
     if correlation > LASTING and error > MIN_FORECAST_ERROR:
         text = (
-            f"Prediction errors of {channel} last from step to step (correlation {correlation:.1f}): something slow is "
-            "missing from the state. Longer measurement or command memory may help."
+            f"Prediction errors of {channel} last from step to step (correlation {correlation:.1f}). In the first "
+            "episodes that is normal. Later, something slow is missing from the state: longer measurement or command "
+            "memory may help."
         )
         return Advice("lasting errors", text, False)
     if correlation < FOLLOWS_NOISE and _observer(lines):
@@ -226,7 +227,7 @@ def _noise(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
     share, ratio, observer = _lately(lines, "noise_share"), _lately(lines, "observer_error_ratio"), _observer(lines)
     if not share >= NOISY or observer is None:
         return None
-    compared = f"its forecasts err {ratio:.2f} times as much as the plain register's"
+    compared = f"its forecasts err {ratio:.2f} times as much as without it"
     state = f"the observer is in use ({compared})" if observer else f"the observer does not pay here ({compared})"
     text = f"Sensors are noisy ({100 * share:.0f} % of a step's change cannot be predicted): {state}."
     return Advice("noise", text, False)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.agent.settings import GROUPS, Settings, all_settings, option_words
+from firsthand.agent.settings import GROUPS, ExcitationSettings, Settings, all_settings, option_words
 from firsthand.agent.trees import stack_settings, take_member
 from firsthand.errors import UserError
 
@@ -56,6 +56,12 @@ def test_the_widths_of_the_model_are_checked(hidden: tuple[int, ...]) -> None:
         ({"model.stepps": 3}, "there is no setting model.stepps (did you mean model.steps?)."),
         ({"model_steps": 3}, "there is no setting model_steps (did you mean model.steps?)."),
         ({"excitation.radius": 3}, "there is no setting excitation.radius (did you mean trust_region.radius?)."),
+        (
+            {"excitation.window": 3},
+            "there is no setting excitation.window; excitation has "
+            + ", ".join(field.name for field in dataclasses.fields(ExcitationSettings))
+            + ".",
+        ),
         (
             {"nonsense": 3},
             "there is no setting nonsense; the groups are policy_step, model, observer, imagination, refinement, "

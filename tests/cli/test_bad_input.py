@@ -396,6 +396,7 @@ def edited(text: str, name: str, value: object) -> str:
         (("train", "excavatr"), "did you mean 'excavator'?"),
         (("train", "excavator", "--eta", "nan"), "policy_step.eta is nan, but must be a positive number."),
         (("train", "excavator", "--model.eta", "1"), "no setting --model.eta (did you mean --policy-step.eta?)."),
+        (("train", "excavator", "--trust-region.window", "1"), "window; trust-region has radius, max-radius,"),
         (("evaluate", "nowhere"), "nowhere does not exist."),
         (("characterize", "excavatr"), "did you mean 'excavator'?"),
     ],

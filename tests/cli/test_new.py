@@ -70,6 +70,16 @@ def test_a_log(folder):
     assert New(Path("other.py"), csv=Path("log.csv"), commands=("boom.velocity (m/s)",)).run() == 0
 
 
+def test_a_log_whose_commands_have_the_names_of_the_joints(folder):
+    """The columns that docs/start_from_data.md names for the excavator."""
+    rows = [f"{0.04 * i:.2f},{np.sin(i / 9):.4f},{np.cos(i / 9):.4f},{np.sin(i / 5):.3f}" for i in range(100)]
+    Path("log.csv").write_text("\n".join(["time,boom.position,boom.velocity,boom", *rows]))
+    assert New(Path("my_robot.py"), csv=Path("log.csv")).run() == 0
+    layout = find_robot("my_robot.py:task", approve=True).task.spec.layout
+    assert layout.measured == ("boom.position", "boom.velocity")
+    assert layout.commands == ("boom",)
+
+
 def test_a_log_with_infinite_values_and_names_of_any_alphabet(folder):
     rows = [f"{0.04 * i:.2f},{np.sin(i / 9):.4f},{np.sin(i / 5):.3f}" for i in range(100)]
     names = ["Höhe 🚜", "Ventil cmd"]

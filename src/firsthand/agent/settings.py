@@ -577,7 +577,13 @@ def check_name(name: str) -> None:
     field = name.rpartition(".")[2]
     same_field = [full for full in known if full.partition(".")[2] == field]
     near = same_field or get_close_matches(name, known, n=1, cutoff=0.75)
-    hint = f" (did you mean {' or '.join(near)}?)." if near else f"; the groups are {', '.join(GROUPS)}."
+    group = name.partition(".")[0]
+    if near:
+        hint = f" (did you mean {' or '.join(near)}?)."
+    elif group in GROUPS:
+        hint = f"; {group} has {', '.join(field.name for field in dataclasses.fields(GROUPS[group]))}."
+    else:
+        hint = f"; the groups are {', '.join(GROUPS)}."
     raise UserError(f"there is no setting {name}{hint}")
 
 

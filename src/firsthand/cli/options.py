@@ -67,5 +67,7 @@ def check_options(arguments: Sequence[str]) -> None:
 
 def _as_options(sentence: str) -> str:
     """The sentence of `check_name` with options in place of names."""
-    words = [option_name(word) if "." in word.rstrip("?.,;") else word for word in sentence.split(" ")]
+    words = [
+        option_name(word) if "." in word.rstrip("?.,;") else word.replace("_", "-") for word in sentence.split(" ")
+    ]
     return " ".join(words)

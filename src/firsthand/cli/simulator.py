@@ -82,7 +82,7 @@ class Record:
 class Fit:
     """Fit an ensemble of networks to logs of a robot, and judge it on held-out data."""
 
-    logs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...", help_behavior_hint="")]
+    logs: Annotated[Positional[tuple[Path, ...]], arg(metavar="LOG...", help_behavior_hint="")]
     """Run folders, recordings, rosbag2s, LeRobot datasets, CSV, MCAP or .npz files of one robot, or folders of such
     files."""
     out: Annotated[Path, arg(metavar="SIM", help_behavior_hint="")]
@@ -94,11 +94,11 @@ class Fit:
     topics: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """A .toml file that says which topic of a bag, or which feature of a dataset, holds what."""
     members: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Networks in the ensemble."""
+    """Networks in the ensemble; by default 4."""
     steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Adam steps per network on windows of four control periods."""
+    """Adam steps per network on windows of four control periods; by default 1000."""
     rollout_steps: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Adam steps per network on the simulator's prediction error over one second."""
+    """Adam steps per network on the simulator's prediction error over one second; by default 6000."""
     beyond: Literal["ignore", "slow", "stop"] = "ignore"
     """What the simulator does where its networks disagree, because the log says little: nothing, or it moves slowly
     or stops, so that a policy gains nothing there."""
@@ -214,7 +214,9 @@ def _robot_of(logs: tuple[Path, ...]) -> tuple[str, Any, None]:
             config = RunFolder.open(path).config
             if isinstance(robot := config.get("robot"), str):
                 return robot, RobotDescription.of_config(config, str(path / "config.json")), None
-    raise UserError(f"{logs[0]} does not say which robot it is of; give --robot.")
+    raise UserError(
+        f"{logs[0]} does not say which robot it is of; give --robot: a name, my_robot.py:task, or a .toml file."
+    )
 
 
 def _progress(name: str) -> Any:
@@ -274,6 +276,6 @@ def _print_accuracy(robot: str, minutes: float, kind: str, accuracy: Any) -> Non
         for i, (name, *errors) in enumerate(rows):
             when = f"{one.seconds:g} s" if i == 0 else ""
             table.add_row(when, name, *(f"{error:.4f}" if math.isfinite(error) else "–" for error in errors))
-        table.add_row("", "disagreement over the usual", f"{one.doubt:.2f}")
+        table.add_row("", "disagreement over usual", f"{one.doubt:.2f}")
         table.add_section()
     console.print(table)

@@ -41,7 +41,12 @@ def find_base(name: str, mode: BaseMode, found: NamedRobot, *, payload_kg: float
                     "base is pi, which is identified with up to 90 % of the command range and has not been tried on a "
                     "machine; give an exported policy, or --base reference where the machine follows targets by itself."
                 )
-            identified = identify_axes(robot, found.task, seed=seed)
+            try:
+                identified = identify_axes(robot, found.task, seed=seed)
+            except UserError as error:
+                raise UserError(
+                    f"base is pi, but {error} Give a controller of yours instead: --base FILE.py:FUNCTION."
+                ) from None
         made = BaseOrigin(name, mode, robot_time_s=identified.robot_time_s)
         return Base(made, pi_base(spec, identified.axes), identified.recorded)
     if name == "reference":

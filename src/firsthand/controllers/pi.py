@@ -69,8 +69,8 @@ def axis_from_findings(found: ChannelFindings, half_range: float, period_s: floa
     """The map of one joint, from the findings of an inspection. Raise `UserError` for a joint that has none."""
     if not found.responds or found.kind != "rate":
         raise UserError(
-            f"the command {found.name} sets {found.kind or 'nothing that is measured'}, "
-            "but the PI controller needs joints whose speed follows their command."
+            f"{found.name} sets {found.kind or 'nothing that is measured'}; the PI controller needs joints whose speed "
+            "follows their command."
         )
     sign = float(np.sign(sum(p.command * p.response for p in found.curve)))
     maps = {}

@@ -139,7 +139,7 @@ def first_middle_last(episodes: list[int]) -> list[int]:
 def kept_policy_name(run: Run, last: int) -> tuple[str, int]:
     """Name and episode of the best proven policy; of the last episode's policy where none is proven."""
     best = run.kept_episode()
-    return (f"episode {last}", last) if best is None else (f"kept, of episode {best}", best)
+    return (f"episode {last}", last) if best is None else (f"kept policy, episode {best}", best)
 
 
 def reproduction(run: Run, episodes: int) -> str:

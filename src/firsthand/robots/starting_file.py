@@ -416,10 +416,12 @@ def read_log(log: Path, commands: tuple[str, ...]) -> LogColumns:
         if name not in numbers:
             raise UserError(f"commands names {name!r}, but the columns of {log} are {', '.join(header)}.")
     time = next((name for name in numbers if _seconds_of(name) is not None), None)
-    given = commands or tuple(name for name in numbers if _has_word(name, COMMAND_WORDS))
+    by_word = tuple(name for name in numbers if _has_word(name, COMMAND_WORDS))
+    given = commands or by_word or tuple(name for name in numbers if f"{name}.position" in numbers)
     if not given:
+        others = [name for name in header if name != time]
         raise UserError(
-            f"no column of {log} is recognised as a command; name them: --commands NAME …, of {', '.join(header)}."
+            f"no column of {log} is recognised as a command; name them: --commands NAME …, of {', '.join(others)}."
         )
     rest = [name for name in numbers if name != time and name not in given]
     velocities = tuple(name for name in rest if _has_word(name, VELOCITY_WORDS))

@@ -113,7 +113,7 @@ class TrainingDisplay(Callback):
             f"Training {self.config.robot} with preset {self.config.preset}, seed {self.config.seed}, "
             f"{self.config.episodes} episodes, into {self.folder}"
         )
-        starting = "compiling, about half a minute the first time"
+        starting = "compiling, half a minute or more the first time"
         if self.live:
             self.progress.numbers = starting
             self.progress.start()

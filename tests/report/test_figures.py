@@ -73,6 +73,14 @@ def test_a_wild_path_does_not_hide_the_reference():
     save(figure)
 
 
+def test_a_path_that_cannot_be_seen_is_remarked_on():
+    circle = np.stack([np.cos(np.linspace(0, 6, 50)), np.sin(np.linspace(0, 6, 50))], axis=1)
+    still, far = np.broadcast_to(circle[0], circle.shape), circle + 50.0
+    row = [PathPanel(name, ((circle, path),), 1.0) for name, path in (("a", circle), ("b", still), ("c", far))]
+    figure = path_grid([row], PathAxes(("x", "z"), equal=True))
+    assert [axes.texts[0].get_text() for axes in figure.axes] == ["", "did not move", "outside the picture"]
+
+
 def test_a_long_reference_is_drawn_once_and_in_little_memory():
     way = np.linspace(0.0, 1.0, 4000)
     there = np.stack([way, np.sin(3 * way)], axis=1)

@@ -418,6 +418,21 @@ def test_a_base_slower_than_the_period_is_refused(task: Task, base: Base):
         check_period(base.controller, slow)
 
 
+def test_pi_on_a_robot_of_torques_is_refused_with_what_can_be_given(monkeypatch: pytest.MonkeyPatch):
+    from firsthand.controllers import bases
+    from firsthand.controllers.pi import axis_from_findings
+    from firsthand.inspection.findings import ChannelFindings
+    from firsthand.robots.registry import find_robot
+
+    def identify(robot, task, *, seed):
+        robot.close()
+        return axis_from_findings(ChannelFindings("torque", True, 0.5, kind="acceleration"), 1.0, 0.05)
+
+    monkeypatch.setattr(bases, "identify_axes", identify)
+    with pytest.raises(UserError, match=r"^base is pi, but torque sets acceleration; .* --base FILE.py:FUNCTION\.$"):
+        find_base("pi", "add", find_robot("excavator"))
+
+
 def test_an_unknown_base_is_named():
     from firsthand.robots.registry import find_robot
 

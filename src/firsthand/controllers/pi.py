@@ -79,7 +79,7 @@ def axis_from_findings(found: ChannelFindings, half_range: float, period_s: floa
         mine = sorted((abs(p.command) / half_range, abs(p.response)) for p in found.curve if p.command * direction > 0)
         mine = [(size, speed) for size, speed in mine if size > edge]
         if not mine:
-            raise UserError(f"the command {found.name} moves its joint in one direction only.")
+            raise UserError(f"{found.name} moves its joint in one direction only.")
         size = np.asarray([edge, *(size for size, _ in mine)])
         speed = np.maximum.accumulate([0.0, *(speed for _, speed in mine)])
         slope = (speed[-1] - speed[-2]) / max(size[-1] - size[-2], 1e-9)

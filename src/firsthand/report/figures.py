@@ -195,9 +195,21 @@ def _paths(axes: Axes, panel: PathPanel, limits: np.ndarray, unit: Unit) -> list
     axes.set_ylim(*limits[1])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=(1, 2, 5, 10)))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=(1, 2, 5, 10)))
+    axes.text(0.5, 0.62, _remark(panel, limits), transform=axes.transAxes, horizontalalignment="center", color=INK)
     error = f"mean error {_short(panel.error_m, unit)}" if np.isfinite(panel.error_m) else "error not finite"
     axes.set_title(f"{panel.title}\n{error}", loc="left", linespacing=1.25)
     return handles
+
+
+def _remark(panel: PathPanel, limits: np.ndarray) -> str:
+    """Why no path is to be seen: it is a point, or all of it lies outside the limits. Empty where one is seen."""
+    points = np.concatenate([path for _, path in panel.pairs])
+    points = points[np.isfinite(points).all(axis=1)]
+    if not len(points):
+        return ""
+    if not ((points >= limits[:, 0]) & (points <= limits[:, 1])).all(axis=1).any():
+        return "outside the picture"
+    return "did not move" if (np.ptp(points, axis=0) < 0.01 * np.ptp(limits, axis=1)).all() else ""
 
 
 def _short(value: float, unit: Unit) -> str:

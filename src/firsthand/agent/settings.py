@@ -574,14 +574,16 @@ def check_name(name: str) -> None:
     known = [full for full, _, _ in all_settings()]
     if name in known:
         return
-    field = name.rpartition(".")[2]
+    group, _, field = name.rpartition(".")
+    siblings = [full for full in known if full.partition(".")[0] == group]
     same_field = [full for full in known if full.partition(".")[2] == field]
-    near = same_field or get_close_matches(name, known, n=1, cutoff=0.75)
-    group = name.partition(".")[0]
+    in_group = get_close_matches(field, [full.partition(".")[2] for full in siblings], n=1, cutoff=0.7)
+    near = same_field or [f"{group}.{close}" for close in in_group]
+    near = near or ([] if siblings else get_close_matches(name, known, n=1, cutoff=0.75))
     if near:
         hint = f" (did you mean {' or '.join(near)}?)."
-    elif group in GROUPS:
-        hint = f"; {group} has {', '.join(field.name for field in dataclasses.fields(GROUPS[group]))}."
+    elif siblings:
+        hint = f"; {group} has {', '.join(full.partition('.')[2] for full in siblings)}."
     else:
         hint = f"; the groups are {', '.join(GROUPS)}."
     raise UserError(f"there is no setting {name}{hint}")

@@ -385,6 +385,7 @@ task = fh.GymnasiumTask(
     velocities={velocities},
     names=(*POSITIONS, *VELOCITIES),
     units={_names([_unit(name) for name in (*found.positions, *found.velocities)])},  # EDIT: rad, m, bar …
+    # unit="rad",  # EDIT: of what is tracked, in tables and figures; m where nothing is given
     position_low=LOW,
     position_high=HIGH,
     rate=[0.5 * speed for speed in SPEED],

@@ -90,7 +90,7 @@ def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], str]:
     content = _bytes(path)
     allowed = MAX_UNPACKED + MAX_RATIO * len(content)
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:  # no more is unpacked than is said here
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:  # never unpacks more than the sizes checked here
             if sum(part.file_size for part in archive.infolist()) > allowed:
                 raise UserError(f"{path} unpacks to more than {allowed >> 20} MB, which no log does.")
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:

@@ -60,7 +60,7 @@ class BaseOrigin:
 
 
 IDENTIFICATION = "identification of the base"
-"""Where a log came from that is no file: the robot moved when its base was identified."""
+"""Name of the log of what the robot did while its base was identified: it comes from no file."""
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,15 @@ def claims_of_realistic_peers() -> Iterator[Claim]:
             ("computing per robot hour", _median(computing), "curves.csv"),
         ):
             yield Claim("docs/results.md", (shown,), heading, values, f"{folder}/{file}")
+    for episode, heading in (("24", "at 20 min"), ("40", "at 33 min")):
+        ours = read(f"{folder}/tests.csv", controller="ours (fast)", episode=episode)
+        for peer in ("our model in MPC", "Koopman MPC"):
+            theirs = read(f"{folder}/tests.csv", controller=peer, episode=episode)
+            ratios = tuple(
+                statistics.median(column(ours, name)) / statistics.median(column(theirs, name))
+                for name in ("random_m", "shapes_m")
+            )
+            yield Claim("docs/results.md", (peer,), heading, ratios, f"{folder}/tests.csv")
 
 
 def _median(values: list[float]) -> tuple[float]:

@@ -151,7 +151,7 @@ def read_record(spec: ControlSpec, record: EpisodeRecord) -> tuple[Rollout, Bool
 
 
 def measured_error(spec: ControlSpec, record: EpisodeRecord) -> float:
-    """Mean tracking error as measured, over the sound steps; NaN where there is none, or nothing is tracked."""
+    """Mean measured tracking error over the sound steps; NaN without sound steps or without a reference."""
     sound = np.asarray(read_record(spec, record)[1])
     return tracking_metrics(spec, (dataclasses.replace(record, truth=None, valid=sound),)).mean_error
 

@@ -1,9 +1,13 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
+from firsthand.agent.buffer import Buffer
 from firsthand.robots import EpisodeRecord
 from firsthand.tasks import excavator_task, soft_arm_task
-from firsthand.training.learning import draw_imagined_starts, turning_reference
+from firsthand.training.learning import draw_imagined_starts, prepare_experience, turning_reference
+from firsthand.training.presets import preset
 from firsthand_onboard.features import build_reference, initial_state, measured_part, reference_path
 from firsthand_onboard.kinematics import tracked_output
 
@@ -94,16 +98,36 @@ def test_a_path_entered_in_motion_goes_as_fast_as_one_from_rest():
     np.testing.assert_allclose(np.abs(np.diff(entered, axis=0)).max(axis=0), fastest, rtol=1e-2)
 
 
+def count_turning(imagined) -> int:
+    """References with a bend far above their usual one."""
+    assert imagined is not None
+    points = np.asarray(imagined.previews)[:, :, 0]
+    bend = np.linalg.norm(np.diff(points, 2, axis=1), axis=-1)
+    return int((bend.max(axis=1) > 8 * np.median(bend, axis=1)).sum())
+
+
 def test_corners_are_a_share_of_the_references():
     task = excavator_task()
     record = episode(task, standing(task).astype(np.float32))
 
     def count(share: float) -> int:
-        imagined = draw_imagined_starts(task, record, 60, np.random.default_rng(2), corners=share)
-        assert imagined is not None
-        points = np.asarray(imagined.previews)[:, :, 0]
-        bend = np.linalg.norm(np.diff(points, 2, axis=1), axis=-1)
-        return int((bend.max(axis=1) > 8 * np.median(bend, axis=1)).sum())
+        return count_turning(draw_imagined_starts(task, record, 60, np.random.default_rng(2), corners=share))
 
     assert count(0.0) == 0
     assert 10 < count(0.4) < 40
+
+
+@pytest.mark.parametrize(("noise_share", "fewest", "most"), [(1.0, 0, 0), (0.5, 5, 20), (0.0, 15, 40)])
+def test_corners_are_as_many_as_the_model_is_free_of_noise(noise_share: float, fewest: int, most: int):
+    task = excavator_task()
+    record = episode(task, standing(task).astype(np.float32))
+    settings = preset("fast").with_changes({"imagination.trajectories": 60, "imagination.corners": 0.4})
+    layout = task.spec.layout
+    sizes = layout.size, layout.num_commands, layout.num_measured
+    buffer = Buffer.empty(10 * record.valid.size, *sizes)
+    rng = np.random.default_rng(2)
+    experience = prepare_experience(task, settings, buffer, record, rng, noise_share=noise_share)
+    starts = experience.imagined
+    assert starts is not None
+    first = dataclasses.replace(starts, starts=starts.starts[:60], previews=starts.previews[:60])
+    assert fewest <= count_turning(first) <= most

@@ -334,8 +334,8 @@ class ImaginationSettings(Group):
     )
     corners: float = setting(
         0.0,
-        "this share of the imagined references turns or stops suddenly, at up to full speed: those that a robot is "
-        "given at work are not all smooth",
+        "this share of the imagined references turns or stops suddenly, at up to full speed, as those at work may; it "
+        "falls to none where what the model misses is noise",
         minimum=0,
         maximum=1,
     )

@@ -16,6 +16,7 @@ from .model_learning import initial_optimizer
 from .refinement import Refinement
 from .settings import Settings
 from .track_record import TrackRecord
+from .windows import noise_blend
 
 
 class LearnerState(eqx.Module):
@@ -74,6 +75,10 @@ class LearnerState(eqx.Module):
         """The same learner with a model that was learned elsewhere."""
         estimation = None if self.estimation is None else self.estimation.with_dynamics(dynamics)
         return dataclasses.replace(self, dynamics=dynamics, optimizer=optimizer, estimation=estimation)
+
+    def noise_share(self, settings: Settings) -> Float[Array, ""]:
+        """β (`noise_blend`); 1 without an observer, where it is not known."""
+        return jnp.ones(()) if self.estimation is None else noise_blend(self.estimation.missed, settings)
 
     @property
     def observer(self) -> Observer | None:

@@ -22,7 +22,6 @@ from .settings import Settings
 from .state import LearnerState
 from .track_record import is_surprise, typical_cost, update_record
 from .trees import select_tree
-from .windows import noise_blend
 
 COMMAND_NOISE, LAGS = 1, 2
 """Which of the random numbers that follow from a state's key are for the commands of imagined trajectories."""
@@ -85,9 +84,8 @@ def update_policy(
     largest = jnp.fmax(state.largest_cost, jnp.where(jnp.any(rollout.valid), measured, 0.0)).astype(jnp.float32)
     due = is_refinement_due(measured, largest, settings)
     due = due if generalises is None else due & generalises
-    noise_share = jnp.asarray(1.0)
+    noise_share = state.noise_share(settings)
     if imagined is not None and state.estimation is not None:
-        noise_share = noise_blend(state.estimation.missed, settings)
         shares = jnp.broadcast_to(noise_share, imagined.starts.shape[:1])
         imagined = dataclasses.replace(imagined, disturbance=shares)
     need = jnp.sqrt(jnp.clip(measured / (settings.refinement.progress * largest), 0.0, 1.0))

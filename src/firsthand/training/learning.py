@@ -228,6 +228,7 @@ def prepare_experience(
     record: EpisodeRecord,
     rng: np.random.Generator,
     *,
+    noise_share: float = 1.0,
     practice: int = 0,
     horizon: int | None = None,
 ) -> Experience:
@@ -236,13 +237,16 @@ def prepare_experience(
     `buffer` is the agent's, before it observes this episode. With `practice` the policy learns along this many
     trajectories of the model instead of the measured ones. The trajectories of the preconditioned steps are drawn
     first, then what refinement needs in addition, so that a run is the same with and without it until it begins.
+
+    References have corners as far as what the model misses is not noise (`LearnerState.noise_share`): on an exact
+    machine they teach it corners, behind noise the model is not to be trusted there.
     """
     rollout, sound = read_record(task.spec, record)
-    few = settings.imagination.trajectories
+    few, corners = settings.imagination.trajectories, settings.imagination.corners * (1.0 - noise_share)
 
     def draw(count: int) -> ImaginedStarts | None:
         visited = visited_states(buffer, rollout, sound, count, rng)
-        return draw_imagined_starts(task, record, count, rng, visited, horizon, settings.imagination.corners)
+        return draw_imagined_starts(task, record, count, rng, visited, horizon, corners)
 
     own = draw(practice) if practice else None
     first, more = draw(few), draw(settings.imagined_trajectories - few)
@@ -299,7 +303,7 @@ class Learner:
         self, state: LearnerState, record: EpisodeRecord, rng: np.random.Generator
     ) -> tuple[LearnerState, EpisodeUpdate]:
         """Append, learn the model, improve the policy."""
-        experience = self.prepare(record, rng)
+        experience = self.prepare(state, record, rng)
         assert experience.rollout is not None
         assert experience.sound is not None
         if int(self.buffer.size) + record.valid.size > len(self.buffer.states):
@@ -309,9 +313,11 @@ class Learner:
         health = diagnose(state, after.learner, after.buffer, experience.rollout, experience.sound, update.rollout)
         return jax.block_until_ready(after.learner), EpisodeUpdate(update, health, experience.sound)
 
-    def prepare(self, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
+    def prepare(self, state: LearnerState, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
         """The agent's experience: the robot's trajectories, and starts of imagined ones."""
-        return prepare_experience(self.task, self.settings, self.buffer, record, rng, horizon=self.horizon)
+        noise = float(state.noise_share(self.settings))
+        task, horizon = self.task, self.horizon
+        return prepare_experience(task, self.settings, self.buffer, record, rng, noise_share=noise, horizon=horizon)
 
 
 def with_policy(state: LearnerState, policy: Controller) -> LearnerState:

@@ -20,6 +20,7 @@ PRESETS: dict[str, Settings] = {
             "imagination.trajectories": 30,
             "imagination.disturbances": 1,
             "imagination.command_noise": 0.5,
+            "imagination.corners": 0.25,
             "refinement.steps": 8,
             "refinement.lag": 0.6,
             "refinement.newest_share": 0.3,

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from firsthand import models
-from firsthand.agent import Experience
+from firsthand.agent import Experience, LearnerState
 from firsthand.evaluation import tracking_metrics
 from firsthand.models import Policy
 from firsthand.robots import EpisodeRecord
@@ -156,7 +156,7 @@ class Imagining(Learner):
     begins, follows from how well the model agrees with its own predictions, not with the robot.
     """
 
-    def prepare(self, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
+    def prepare(self, state: LearnerState, record: EpisodeRecord, rng: np.random.Generator) -> Experience:
         """With starts of trajectories of the model, on which the policy learns."""
         count = self.task.trajectories
         return prepare_experience(self.task, self.settings, self.buffer, record, rng, practice=count)

@@ -74,8 +74,10 @@ class Together:
             EpisodeRecord.complete(*(None if part is None else part[i] for part in played))
             for i in range(len(self.seeds))
         ]
+        members = [take_member((self.state, settings), i) for i in range(len(self.seeds))]
+        noise = [float(state.noise_share(own)) for state, own in members]
         experiences = [
-            prepare_experience(task, settings, take_member(self.buffer, i), record, rng)
+            prepare_experience(task, settings, take_member(self.buffer, i), record, rng, noise_share=noise[i])
             for i, (record, rng) in enumerate(zip(self.records, rngs, strict=True))
         ]
         self._check_experiences(experiences)

@@ -277,7 +277,8 @@ class WorkLearner:
             learner = with_authority_of(state, with_authority(state.controller, standing.authority, limit))
 
         def update() -> Update:
-            experience = prepare_experience(self.task, self.settings, buffer, record, rng)
+            noise = float(state.noise_share(self.settings))
+            experience = prepare_experience(self.task, self.settings, buffer, record, rng, noise_share=noise)
             after, _ = self.agent.observe(AgentState(learner, buffer), experience)
             return Update(number, state, jax.block_until_ready(after.learner))
 

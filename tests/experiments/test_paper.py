@@ -21,6 +21,7 @@ from firsthand_lab.experiments.study import Study
 OURS = (
     "convergence",
     "evaluation",
+    "network",
     "tracking-table",
     "payload",
     "soft-arm",

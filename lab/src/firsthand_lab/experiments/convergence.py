@@ -40,12 +40,12 @@ class Convergence(Experiment):
         there = slope_between(loss, *PAPER_SEGMENT)
         per_core = speed["episodes"] / speed["core_seconds"]
         rows = [
-            _exponent_row(there, size),
-            Comparison("exponent of the steepest segment found", _interval(law), "about 4"),
+            judge_exponent(there, size),
+            Comparison("exponent of the steepest segment found", interval(law), "about 4"),
             Comparison("burn-in ends at episode", str(law.burn_in), "10"),
             Comparison("plateau begins at episode", str(law.plateau), "200"),
             *(_loss_row(loss, episode) for episode in PAPER_LOSS if episode <= EPISODES[size.name]),
-            Comparison("exponent of the model's error on new episodes", _interval(model_law), "–"),
+            Comparison("exponent of the model's error on new episodes", interval(model_law), "–"),
             *(
                 Comparison(f"episodes per core-second, {count:.0f} seed(s) side by side", f"{value:.2f}", "–")
                 for count, value in zip(speed["seeds"], per_core, strict=True)
@@ -82,18 +82,20 @@ class Convergence(Experiment):
         )
 
 
-def _interval(law: PowerLaw | Slope) -> str:
+def interval(law: PowerLaw | Slope) -> str:
+    """An exponent with its 95 % interval."""
     return f"{law.exponent:.1f} (95 %: {law.low:.1f} to {law.high:.1f})" if np.isfinite(law.exponent) else "none found"
 
 
-def _exponent_row(there: Slope, size: Size) -> Comparison:
+def judge_exponent(there: Slope, size: Size) -> Comparison:
+    """The row of the paper's law, with its verdict."""
     if size.name != "full" or not np.isfinite(there.exponent):
         verdict = Verdict.NOT_COMPARABLE  # a shorter run does not reach episode 200
     else:
         verdict = Verdict.PASS if there.low <= NEAR[1] and there.high >= NEAR[0] else Verdict.FAIL
     first, last = PAPER_SEGMENT
     quantity = f"exponent of the controller loss, ℓ ∝ t^−k, episodes {first} to {last}"
-    return Comparison(quantity, _interval(there), "about 4", verdict)
+    return Comparison(quantity, interval(there), "about 4", verdict)
 
 
 def _loss_row(loss: Curves, episode: int) -> Comparison:

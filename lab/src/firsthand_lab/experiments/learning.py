@@ -35,7 +35,7 @@ class Setup:
     """What is learned, how, and what is kept of it."""
 
     robot: str = "excavator"
-    """A simulated robot by name …"""
+    """A simulated robot by name, or the folder of a fitted one …"""
     sensors: str | None = None
     """… and what it is seen through; by default its own sensors."""
     preset: str = "paper-exact"
@@ -94,10 +94,12 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     from .together import Together
 
     setup = Setup.of(parameters)
-    tasks = {"soft-arm": soft_arm_task}
-    task = tasks.get(setup.robot, excavator_task)(**tuples(setup.task))
     settings = preset(setup.preset).with_changes(setup.settings)
     source = find_robot(setup.robot, sensors=setup.sensors).source
+    if Path(setup.robot).is_dir():  # a fitted network has the task of the robot that was logged
+        task = dataclasses.replace(source.make_task(), **tuples(setup.task))
+    else:
+        task = {"soft-arm": soft_arm_task}.get(setup.robot, excavator_task)(**tuples(setup.task))
     # Goals are those that the heaviest load allows, in every episode: errors with and without it are compared.
     heaviest = max((kg for _, kg in setup.payloads), default=0.0)
     task = source.make_robot(task, payload_kg=heaviest, seed=0).task

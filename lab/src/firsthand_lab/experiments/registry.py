@@ -9,6 +9,7 @@ from .base import Experiment
 EXPERIMENTS: dict[str, str] = {
     "convergence": "convergence:Convergence",
     "evaluation": "evaluation:ShapeEvaluation",
+    "network": "network:Network",
     "tracking-table": "tracking_table:TrackingTable",
     "payload": "payload:Payload",
     "soft-arm": "soft_arm:SoftArm",

@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from agent.test_improvement import (
     ALPHA,
+    STEPS,
     best_cost,
     cost_of,
     delayed_task,
@@ -30,6 +31,7 @@ from firsthand.agent.refinement import Refinement, refine_on_model, weighted_cos
 from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
 from firsthand.agent.update import update_policy
+from firsthand.models import Dynamics
 from firsthand.optim.gauss_newton import gauss_newton_step, linearise
 from firsthand.optim.rollout import Rollout
 from firsthand.plants.linear_quadratic import augmented_system
@@ -209,28 +211,76 @@ def test_the_newest_policy_runs_while_it_is_better_than_the_mean(scalar):
     np.testing.assert_array_equal(state.ahead, 0.0)
 
 
-def test_a_running_mean_runs_where_it_is_better_on_references_that_no_step_has_seen(scalar):
-    """Steps on references that lead elsewhere; judged on those that the policy was made for."""
+@pytest.mark.parametrize(("behind", "best"), [(0.0, "what runs"), (0.3, "mean"), (1.0, "newest")])
+def test_what_is_best_on_references_that_no_step_has_seen_runs(scalar, behind, best):
+    """A good policy, and a direction that makes it worse to either side; the running one is `behind` along it.
+
+    The newest is one such step ahead of it. Steps are too small to matter.
+    """
     policy, model, cost, rollout, imagined = scalar
     same = jax.tree.map(lambda a: jnp.concat([a[6:]] * 3), imagined)
-    made = policy
+    good, state = policy, None
     for _ in range(6):
-        made, _, _ = refine(made, model, cost, rollout, same, 10.0, TWO)
-    odd = eqx.tree_at(lambda i: i.previews, same, same.previews.at[:6].multiply(-2.0))
-    still = dataclasses.replace(rollout, valid=jnp.zeros_like(rollout.valid))  # the batches alone decide
-    newest, _, _ = refine(made, model, cost, still, odd, 10.0, TWO)
-    new, state, report = refine(made, model, cost, still, odd, 10.0, MEAN)
-    expected = flat_of(made) + 0.3 * (flat_of(newest) - flat_of(made))
-    np.testing.assert_allclose(flat_of(new), expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(flat_of(new) + state.ahead, flat_of(newest), rtol=1e-4, atol=1e-6)
-    assert float(report.predicted_cost) > 0
-    onward, _, _ = refine(new, model, cost, still, same, 10.0, TWO, state)
-    from_newest, _, _ = refine(newest, model, cost, still, same, 10.0, TWO, state_without_ahead(state))
-    np.testing.assert_allclose(leaves(onward), leaves(from_newest), rtol=1e-3, atol=1e-5)
+        good, state, _ = refine(good, model, cost, rollout, same, 10.0, TWO, state)
+    flat, unravel = ravel_pytree(good)
+    way = 0.5 * jax.random.normal(jax.random.key(3), flat.shape)
+    running = flat - behind * way
+    earlier = eqx.tree_at(lambda s: s.ahead, carried(good, 1e6), way)
+    unmoved = MEAN.with_changes({"refinement.damping": 1e6})
+    new, state, report = refine(unravel(running), model, cost, rollout, same, 10.0, unmoved, earlier)
+    assert report.step.accepted
+    share = {"what runs": 0.0, "mean": 0.3, "newest": 1.0}[best]
+    np.testing.assert_allclose(flat_of(new), running + share * way, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(flat_of(new) + state.ahead, running + way, rtol=1e-3, atol=1e-4)  # goes on from there
 
 
-def state_without_ahead(state: Refinement) -> Refinement:
-    return eqx.tree_at(lambda s: s.ahead, state, jnp.zeros_like(state.ahead))
+class Cliff(Dynamics):
+    """The scalar plant up to |x| = 1.1; from there it runs away faster than floating-point numbers go."""
+
+    def __call__(self, state, command):
+        beyond = jnp.maximum(jnp.abs(state[0]) - 1.1, 0.0)
+        return jnp.stack([state[0] + 0.1 * command[0] + 1e3 * jnp.sign(state[0]) * beyond**3, command[0]])
+
+
+def test_a_newest_policy_that_does_not_stay_finite_never_runs(scalar_task):
+    """All steps see a robot at rest at its goal; only the unseen batch begins near the cliff."""
+    model, spec = Cliff((), jnp.asarray([1.0]), scalar_task.spec), scalar_task.spec
+    policy = random_policy(spec, key=jax.random.key(0))
+    points = 1 + len(spec.preview)
+    starts = jnp.zeros((9, 2)).at[6:, 0].set(1.0)
+    imagined = ImaginedStarts(starts, jnp.zeros((9, STEPS, points, 1)))
+    towards = policy(starts[-1], jnp.zeros((points, 1)))[0] < 0
+    flat, unravel = ravel_pytree(policy)
+    turned = ravel_pytree(eqx.tree_at(lambda p: p.layers[-1], policy, jax.tree.map(jnp.negative, policy.layers[-1])))[0]
+    running, newest = (flat, turned) if towards else (turned, flat)
+    rollout = roll_out(unravel(running), model, jnp.zeros((8, 2)), jnp.zeros((8, STEPS, points, 1)))
+    earlier = carried(policy, MEAN.refinement.damping)
+    earlier = eqx.tree_at(lambda s: s.ahead, earlier, newest - running)
+    new, state, report = refine(unravel(running), model, scalar_task.cost, rollout, imagined, 10.0, MEAN, earlier)
+    assert report.step.accepted
+    assert np.isfinite(float(report.predicted_cost))
+    assert np.abs(leaves(new) - np.asarray(newest)).max() > 0.01
+    np.testing.assert_array_equal(state.ahead, 0.0)
+
+
+def test_an_update_that_predicts_nothing_finite_is_refused(scalar):
+    policy, model, cost, rollout, imagined = scalar
+    far = eqx.tree_at(lambda i: i.starts, imagined, imagined.starts.at[6:, 0].set(1e30))
+    _, _, report = refine(policy, model, cost, rollout, far, 10.0, MEAN)
+    assert not report.step.accepted
+
+
+def test_what_an_earlier_update_came_to_does_not_leave_the_radius(scalar):
+    """The radius was halved since: neither the newest policy nor the mean runs, and the newest is forgotten."""
+    policy, model, cost, rollout, imagined = scalar
+    newest, _, _ = refine(policy, model, cost, rollout, imagined, 10.0, TWO)
+    earlier = carried(policy, MEAN.refinement.damping)
+    earlier = eqx.tree_at(lambda s: s.ahead, earlier, flat_of(newest) - flat_of(policy))
+    new, state, report = refine(policy, model, cost, rollout, imagined, 1e-4, MEAN, earlier)
+    np.testing.assert_allclose(leaves(new), leaves(policy), rtol=1e-6)
+    np.testing.assert_array_equal(state.ahead, 0.0)
+    assert float(report.deviation) <= 1e-4
+    assert report.step.accepted
 
 
 def test_damping_falls_to_its_lower_bound(scalar):

@@ -132,8 +132,9 @@ def refine_on_model(
     swings on the robot where it does not in the model. What is predicted for the next episode is without.
 
     Each batch pulls the policy its own way. What runs is therefore a running mean of what the steps arrive at, with
-    `newest_share` for the newest, unless that is better on a batch that no step has seen. The next steps go on from the
-    newest.
+    `newest_share` for the newest, unless that is better on a batch that no step has seen. Neither runs where the policy
+    that runs now is better there, or where its commands would leave the trust region. The next steps go on from the
+    newest, unless that has left the trust region itself. An update that predicts nothing finite is refused.
     """
     steps, batch = settings.refinement.steps, settings.refinement.batch
     batches = jax.tree.map(lambda a: a[: (steps + 1) * batch].reshape(steps + 1, batch, *a.shape[1:]), imagined)
@@ -203,19 +204,25 @@ def refine_on_model(
     end, reports = jax.lax.scan(step, first, (batches, jax.random.split(key, steps)))
     newest = ravel_pytree(split_parameters(end.policy)[0])[0]
     mean = running + settings.refinement.newest_share * (newest - running)
-    inputs = of_batch(unseen)
-    predicted = [predict_rollout(rebuild(flat), dynamics, inputs) for flat in (newest, mean)]
-    values = [weighted_value(cost, data, settings) for data in predicted]
-    takes_mean = values[1] <= values[0]
-    chosen = jnp.where(takes_mean, mean, newest)
-    commands = jnp.where(takes_mean, predicted[1].commands, predicted[0].commands)
+    candidates, inputs = jnp.stack([running, mean, newest]), of_batch(unseen)
+
+    def judge(flat: Float[Array, " parameters"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        data = predict_rollout(rebuild(flat), dynamics, inputs)
+        return weighted_value(cost, data, settings), command_deviation(policy, data.commands, before, inputs)
+
+    values, moved = jax.lax.map(judge, candidates)
+    inside = (moved <= radius).at[0].set(True)  # up to rounding, what runs does not differ from itself
+    allowed = jnp.isfinite(values) & inside
+    best = jnp.argmin(jnp.where(allowed, values, jnp.inf))  # the first of equals: nothing speaks for a change
+    chosen = candidates[best]
     policy_report = PolicyReport(
         mean_cost(cost, rollout),
-        predicted_cost=jnp.where(takes_mean, *reversed(values)),
-        deviation=command_deviation(policy, commands, before, inputs),
+        predicted_cost=values[best],
+        deviation=moved[best],
         steps_taken=end.steps,
-        step=jax.tree.map(lambda a: a[-1], reports)._replace(accepted=end.sound),
+        step=jax.tree.map(lambda a: a[-1], reports)._replace(accepted=end.sound & allowed[best]),
         dead_band=jnp.asarray(jnp.nan),
     )
-    after = Refinement(end.direction, end.damping, jnp.asarray(True), ahead=newest - chosen)
+    ahead = jnp.where(allowed[-1], newest - chosen, 0.0)
+    after = Refinement(end.direction, end.damping, jnp.asarray(True), ahead=ahead)
     return rebuild(chosen), after, policy_report

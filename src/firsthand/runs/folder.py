@@ -8,6 +8,7 @@
     evaluations/000012.safetensors   how the policy of episode 12 followed the evaluation references
     data/               what the run started from: logs, another run's weights; written once
     report/             figures and the HTML report
+    work/               what a work session keeps: see `work_folder`
     lock                held by the process that writes
 
 A trainer writes the episode, then its metrics line, then the checkpoint. The checkpoint is what makes an

@@ -24,7 +24,8 @@ def run(question: int | None, fault: int | None) -> Any:
     machine = {"state": "idle" if fault is None else "fault", "fault": "x", "fault_number": fault, "reachable": True}
     status = SimpleNamespace(question=asked, state="asking", ended=False, pid=1, host="here")
     metrics = SimpleNamespace(last=lambda name: 0.0, damaged_lines=0)
-    return SimpleNamespace(status=status, machine=machine, alive=True, problem="", metrics=metrics)
+    work = SimpleNamespace(trouble=list)
+    return SimpleNamespace(status=status, machine=machine, alive=True, problem="", metrics=metrics, work=work)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from firsthand.errors import UserError
 from firsthand.runs import RunFolder
+from firsthand.runs.checkpoints import CheckpointFolder
 
 CONFIG = {"seed": 1, "episodes": 10, "learner": {"eta": 0.5, "layers": (64, 64)}, "limit": math.inf}
 PROVENANCE = {"started_utc": "2026-01-01T00:00:00+00:00"}
@@ -370,15 +371,15 @@ def test_a_new_checkpoint_is_durable_before_an_old_one_goes(run: RunFolder, monk
 def test_a_reader_that_is_overtaken_by_the_writer_finds_the_newer_one(run: RunFolder, monkeypatch) -> None:
     run.save_checkpoint(1, state(1), {}, keep=1)
     reader = RunFolder.open(run.path)
-    original = RunFolder.checkpoints
+    original = CheckpointFolder.numbers
 
-    def then_overtaken(self: RunFolder) -> list[int]:
+    def then_overtaken(self: CheckpointFolder) -> list[int]:
         numbers = original(self)
-        monkeypatch.setattr(RunFolder, "checkpoints", original)
+        monkeypatch.setattr(CheckpointFolder, "numbers", original)
         run.save_checkpoint(2, state(2), {}, keep=1)
         return numbers
 
-    monkeypatch.setattr(RunFolder, "checkpoints", then_overtaken)
+    monkeypatch.setattr(CheckpointFolder, "numbers", then_overtaken)
     loaded = reader.load_checkpoint()
     assert (loaded.episode, loaded.notes) == (2, [])
 

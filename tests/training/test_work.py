@@ -9,27 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from work_blocks import SETTINGS, block_of_work, learner_of, on_base, with_memory
 
 from firsthand.agent import LearnerState
 from firsthand.errors import UserError
 from firsthand.models import Dynamics
-from firsthand.models.function_base import function_base
 from firsthand.optim.rollout import Rollout
-from firsthand.robots import EpisodeRecord
-from firsthand.tasks import Task
-from firsthand.training import preset
 from firsthand.training.base_guard import BaseSettings
 from firsthand.training.work import ChunkStore, WorkLearner, WorkSettings
 from firsthand.training.work.contexts import Choice, Context, choose_context, forecast_error
 from firsthand.training.work.learner import Update
 from firsthand.training.work.standing import Standing, judge_block
-from firsthand_onboard.base_control import NO_LIMIT, BaseControl
 from firsthand_onboard.features import next_state
-from firsthand_onboard.kinematics import tracked_output
 from firsthand_onboard.toy import toy_spec
 
 SPEC = toy_spec(hidden=(8,), steps=24)
-SETTINGS = preset("fast").with_changes({"observer.use": 0, "model.hidden": (8,)})
 
 
 def rollout_at(level: float, trajectories: int = 1) -> Rollout:
@@ -150,25 +144,7 @@ def test_a_policy_that_is_worse_twice_is_taken_back(work_task):
     assert same_policy(context.state, state)
     assert float(context.state.radius) == pytest.approx(0.5 * radius)
     with pytest.raises(ValueError, match="a block has 2 trajectories"):
-        learner.take(_record(task, 3))
-
-
-def _record(task: Task, count: int, error: float = 0.0, seed: int = 0) -> EpisodeRecord:
-    """A block of work with this tracking error."""
-    rng, steps = np.random.default_rng(seed), task.steps
-    measured = np.repeat(rng.normal(size=(count, steps + 1, 1)), 2, axis=2).astype(np.float32)
-    found = np.asarray(tracked_output(task.spec, measured))
-    references = np.concatenate([found, found[:, -1:]], axis=1)[:, 1 : 1 + steps + task.spec.preview[-1]]
-    references = (references + error).astype(np.float32)
-    starts = np.zeros((count, task.spec.layout.size), np.float32)
-    return EpisodeRecord.complete(starts, measured, np.zeros((count, steps, 1)), references)
-
-
-@pytest.fixture
-def work_task(make_probe_task) -> Task:
-    return make_probe_task(
-        measured=2, command_memory=2, steps=5, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
-    )
+        learner.take(block_of_work(task, 3))
 
 
 def same_policy(one: LearnerState, other: LearnerState) -> bool:
@@ -180,19 +156,13 @@ def changed(state: LearnerState) -> LearnerState:
     return dataclasses.replace(state, policy=jax.tree.map(lambda leaf: leaf + 1, state.policy))
 
 
-def learner_of(task: Task, **work: Any) -> WorkLearner:
-    state = LearnerState.random(task.spec, SETTINGS, seed=0)
-    options: dict[str, Any] = {"surprise": 1e9, "better": 1e-9, **work}
-    return WorkLearner(task, SETTINGS, state, WorkSettings(**options), block_trajectories=2)
-
-
 def test_a_policy_is_not_called_good_for_a_block_that_another_one_ran(work_task):
     learner = learner_of(work_task)
     first = learner.contexts[0].state
-    learner.take(_record(work_task, 2, 0.1))
+    learner.take(block_of_work(work_task, 2, 0.1))
     assert learner.adopt(Update(0, first, changed(first)))
-    learner.take(_record(work_task, 2, 0.1), ran=0)  # it was still the old policy's
-    reports = [learner.take(_record(work_task, 2, 1.0)) for _ in range(2)]
+    learner.take(block_of_work(work_task, 2, 0.1), ran=0)  # it was still the old policy's
+    reports = [learner.take(block_of_work(work_task, 2, 1.0)) for _ in range(2)]
     assert [report.taken_back for report in reports] == [False, True]
     assert same_policy(learner.contexts[0].state, first)
 
@@ -200,10 +170,10 @@ def test_a_policy_is_not_called_good_for_a_block_that_another_one_ran(work_task)
 def test_an_update_of_a_policy_that_was_taken_back_is_thrown_away(work_task):
     learner = learner_of(work_task)
     first = learner.contexts[0].state
-    learner.take(_record(work_task, 2, 0.1))
+    learner.take(block_of_work(work_task, 2, 0.1))
     assert learner.adopt(Update(0, first, changed(first)))
     under_way = Update(0, learner.contexts[0].state, changed(learner.contexts[0].state))
-    assert [learner.take(_record(work_task, 2, 1.0)).taken_back for _ in range(2)] == [False, True]
+    assert [learner.take(block_of_work(work_task, 2, 1.0)).taken_back for _ in range(2)] == [False, True]
     assert not learner.adopt(under_way)
     assert same_policy(learner.contexts[0].state, first)
     assert not learner.adopt(Update(7, first, first))  # of conditions that are forgotten
@@ -218,7 +188,7 @@ def test_new_conditions_take_the_place_of_the_only_ones_where_one_kind_is_rememb
 def test_an_update_gets_each_chunk_once_also_where_the_newest_blocks_fill_the_store(work_task, monkeypatch):
     learner = learner_of(work_task, blocks=3, chunks=4, recent_chunks=2)
     for seed in range(3):
-        learner.take(_record(work_task, 2, seed=seed))
+        learner.take(block_of_work(work_task, 2, seed=seed))
     seen: list[int] = []
     kept = ChunkStore.buffer
     monkeypatch.setattr(ChunkStore, "buffer", lambda self, n: (seen.append(len(self.chunks)), kept(self, n))[1])
@@ -226,25 +196,9 @@ def test_an_update_gets_each_chunk_once_also_where_the_newest_blocks_fill_the_st
     assert seen == [0]  # all that is kept is in the newest blocks
 
 
-def push(measurement, reference, state=()):
-    """A base that is a spring."""
-    return 0.5 * (reference - measurement[:1]), state
-
-
-def on_base(task: Task, authority: float = 0.4) -> WorkLearner:
-    control = BaseControl(function_base(push, "push", task.spec), jnp.asarray(authority), jnp.asarray(NO_LIMIT))
-    state = LearnerState.random(task.spec, SETTINGS, seed=0, control=control)
-    options: dict[str, Any] = {"surprise": 1e9, "better": 1e-9}
-    return WorkLearner(task, SETTINGS, state, WorkSettings(**options), block_trajectories=2)
-
-
 def authorities(learner: WorkLearner, *errors: float) -> list[float]:
     """What the learned part has in blocks with these errors, one after the other."""
-    return [learner.take(with_memory(_record(learner.task, 2, error))).authority for error in errors]
-
-
-def with_memory(record: EpisodeRecord) -> EpisodeRecord:
-    return dataclasses.replace(record, memory=np.asarray([[0.0, 1.0]] * len(record.commands), np.float32))
+    return [learner.take(with_memory(block_of_work(learner.task, 2, error))).authority for error in errors]
 
 
 def test_on_a_base_the_learned_part_is_compared_with_it_under_the_same_conditions(work_task):

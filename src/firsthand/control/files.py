@@ -4,6 +4,8 @@
     control/requests/….json      one file per request, written by anybody, removed by the trainer when it is dealt with
     control/events.jsonl         the trainer's: a line for everything that a curve should be marked with
 
+A work session has the same inside the folder of its work, which is then "the run" of these functions.
+
 Anybody who may write to the run's folder may control the run; there is no other lock. A request names the session of
 the trainer that it is meant for, so that none outlives it: a stop that came too late does not stop the next trainer.
 """
@@ -35,7 +37,9 @@ _NAME = re.compile(r"\d{20}-[0-9a-f]{8}\.json")
 
 NUMBERED = ("acknowledge", "approve", "reject", "return", "restore")
 """Requests with a whole number: of the fault, of the question, of the episode."""
-KINDS = ("pause", "resume", "stop", "checkpoint", "payload", *NUMBERED)
+WORK = ("take_back", "give_back")
+"""Requests to a work session: the base alone drives, or the learned part takes part again."""
+KINDS = ("pause", "resume", "stop", "checkpoint", "payload", *NUMBERED, *WORK)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Status:
     phase: str = ""
     """While running: what the robot and the learner are doing."""
     episode: int = 0
-    """Episodes done."""
+    """Episodes done; of a work session, blocks."""
     episodes: int = 0
     """Episodes in all."""
     seconds_left: float | None = None
@@ -100,6 +104,8 @@ class Status:
     """Why it failed, or what else a person should know."""
     pending: tuple[str, ...] = ()
     """Requests that wait for the end of the episode."""
+    work: Mapping[str, Any] | None = None
+    """Of a work session: what `training.work.control.WorkControl` reports."""
     answers: tuple[Mapping[str, Any], ...] = ()
     """To the newest requests: `request` (the name), `kind`, `ok`, `text`."""
 
@@ -114,9 +120,9 @@ class Event:
     """Something that happened and that a curve is marked with."""
 
     episode: int
-    """The first episode that it holds for, from 1."""
+    """The first episode that it holds for, from 1; of a work session, the first block."""
     kind: str
-    """payload, return, restore, checkpoint, pause, reject, fault."""
+    """payload, return, restore, checkpoint, pause, reject, fault; of a work session see `training.work.session`."""
     text: str
     """Description for people."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -204,7 +210,11 @@ def read_status(run: str | os.PathLike[str]) -> Status | None:
 
 def _sound(content: Mapping[str, Any]) -> bool:
     """Whether the parts that are taken apart by others have the parts that they should."""
-    needed = (("question", ("number", "text")), ("machine", ("state", "fault", "fault_number", "reachable")))
+    needed = (
+        ("question", ("number", "text")),
+        ("machine", ("state", "fault", "fault_number", "reachable")),
+        ("work", ("address", "block", "context", "on_base", "authority", "measuring", "base_alone")),
+    )
     for name, parts in needed:
         value = content.get(name)
         if value is not None and not (isinstance(value, dict) and all(part in value for part in parts)):

@@ -140,8 +140,8 @@ def horizontal_marks(values: Sequence[float], label: Mapping[str, Any]) -> dict[
     }
 
 
-def vertical_marks(texts: Mapping[int, str]) -> dict[str, Any]:
-    """Dotted lines at whole values of x, with a text each."""
+def vertical_marks(texts: Mapping[int, str] | Mapping[float, str]) -> dict[str, Any]:
+    """Dotted lines at values of x, with a text each."""
     return {
         "silent": True,
         "symbol": "none",

@@ -1,23 +1,20 @@
 """Follows one run on disk, whichever process writes it: reads what is new and keeps what the page draws. No JAX."""
 
-import math
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..control import files
 from ..control.files import Event, Status
 from ..control.machine import FleetWatch, Watch, watch_machines
 from ..errors import UserError
 from ..runs import RunFolder, atomic
+from ..runs.work_folder import NAME
+from .control_reader import ControlReader
 from .metrics import MetricsReader
 from .motion import Motion, load_motion
 from .run_info import RunInfo
-
-SILENT_S = 5.0
-"""A trainer whose status has not changed for this long counts as gone."""
+from .work import WorkFollower
 
 
 class RunFollower:
@@ -27,8 +24,8 @@ class RunFollower:
         self.path = path
         self.info: RunInfo | None = None
         self.metrics = MetricsReader(path / "metrics.jsonl")
-        self.events: list[Event] = []
-        self.status: Status | None = None
+        self.control = ControlReader(path)
+        self.work = WorkFollower(path / NAME)
         self.kept_checkpoints: list[int] = []
         """The episodes after which a person had a checkpoint kept."""
         self.problem = ""
@@ -37,10 +34,19 @@ class RunFollower:
         """Counts up when there is something new to draw."""
         self.watch: Watch | FleetWatch | None = None
         """Looks at the machine while there is no trainer to do it."""
-        self._events_size = -1
-        self._beat: tuple[str, int] | None = None
-        self._last_beat_at = -math.inf
+        self._watched: str | None = None
+        """The address that it looks at."""
         self._polled_once = False
+
+    @property
+    def events(self) -> list[Event]:
+        """What happened in training."""
+        return self.control.events
+
+    @property
+    def status(self) -> Status | None:
+        """The last report of a trainer."""
+        return self.control.status
 
     @property
     def planned_episodes(self) -> int:
@@ -51,8 +57,13 @@ class RunFollower:
     @property
     def alive(self) -> bool:
         """Whether a trainer is at work: its status changes."""
-        heard = time.monotonic() - self._last_beat_at < SILENT_S
-        return self.status is not None and not self.status.ended and heard
+        return self.control.alive
+
+    @property
+    def address(self) -> str | None:
+        """Where the machine is that works, or that the run was trained on; None for other robots."""
+        trained_on = None if self.info is None else self.info.address
+        return trained_on if self.alive else self.work.address or trained_on
 
     @property
     def machine(self) -> Mapping[str, Any] | None:
@@ -74,9 +85,10 @@ class RunFollower:
         try:
             self._read_config()
             self.version += self.metrics.read()
-            self._read_events()
+            self.version += self.control.read_events()
             self.kept_checkpoints = _numbered_files(self.path / "kept")
-            self._read_status()
+            self.control.read_status()
+            self.version += self.work.poll()
         except UserError as error:
             problem = str(error)
         except OSError as error:
@@ -96,34 +108,16 @@ class RunFollower:
         self.info = RunInfo.from_config(RunFolder.open(self.path).config)
         self.version += 1
 
-    def _read_events(self) -> None:
-        try:
-            size = (files.folder_of(self.path) / files.EVENTS).stat().st_size
-        except FileNotFoundError:
-            size = -1
-        if size != self._events_size:
-            self._events_size = size
-            self.events = files.read_events(self.path)
-            self.version += 1
-
-    def _read_status(self) -> None:
-        status = files.read_status(self.path)
-        if status is None:
-            return
-        beat = (status.session, status.beat)
-        if self._beat is not None and beat != self._beat:
-            self._last_beat_at = time.monotonic()
-        self._beat, self.status = beat, status
-
     def _watch_machine(self) -> None:
         """Connect to the machine when no trainer does. The first poll cannot tell yet whether there is one."""
-        address = None if self.info is None else self.info.address
-        if self.watch is None and address is not None and not self.alive and self._polled_once:
-            self.watch = watch_machines(address)
-            self.watch.start()
-        elif self.watch is not None and self.alive:
-            self.watch.close()
-            self.watch = None
+        wanted = None if self.alive or not self._polled_once else self.address
+        if wanted != self._watched:
+            if self.watch is not None:
+                self.watch.close()
+            self.watch = None if wanted is None else watch_machines(wanted)
+            if self.watch is not None:
+                self.watch.start()
+            self._watched = wanted
         self._polled_once = True
 
 

@@ -16,6 +16,7 @@ from .panels import (
     LossPanel,
     OperatorPanel,
     TrajectoryPanel,
+    WorkPanel,
 )
 from .requests import Requests
 from .run_list import RunList
@@ -47,6 +48,7 @@ class View:
         self.banners = Banners(self.state, self.requests)
         self.figures = Figures()
         with ui.element("div").classes("cards"):
+            self.work = WorkPanel(self.requests)
             self.trajectory = TrajectoryPanel(self.state)
             self.error = ErrorPanel(self.state)
             self.losses = LossPanel(self.state)
@@ -65,7 +67,7 @@ class View:
         """Show the newest data."""
         run = self.state.run
         self.error.refresh_choices()
-        for part in (self.header, self.banners, self.figures, self.operator):
+        for part in (self.header, self.banners, self.figures, self.operator, self.work):
             part.refresh(run)
         self.requests.show_answers(run)
         choices, shown = self.state.choices, (self.state.choices, self.state.versions)
@@ -75,3 +77,4 @@ class View:
             for part in (self.trajectory, self.error, self.losses, self.commands, self.health, self.history):
                 part.refresh(run)
             self.operator.refresh_earlier(run)
+            self.work.refresh_charts(run)

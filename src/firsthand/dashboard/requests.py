@@ -1,5 +1,6 @@
-"""Sends what a person asks for to the trainer, or to a machine without one, and shows the answers."""
+"""Sends what a person asks for to the trainer, the work session, or a machine alone, and shows the answers."""
 
+import itertools
 import time
 
 from nicegui import run as background
@@ -37,10 +38,23 @@ class Requests:
         except UserError as error:
             ui.notify(str(error), type="negative")
 
+    async def send_to_work(self, kind: str) -> None:
+        """Ask the work session of the main run for something."""
+        name, work = self.state.main, self.state.run.work
+        try:
+            if work.control.status is None or not work.alive:
+                raise UserError("No session is at work.")
+            request = Request(kind, work.control.status.session)
+            request_name = await background.io_bound(send, work.path, request)
+            self.unanswered[name, str(request_name)] = time.monotonic()
+        except UserError as error:
+            ui.notify(str(error), type="negative")
+
     def show_answers(self, run: RunFollower) -> None:
-        """Show the trainer's answers to this browser's requests, and mention what it does not answer."""
+        """Show the answers to this browser's requests, and mention what is not answered."""
         main, status = self.state.main, run.status
-        for answer in status.answers if status is not None else ():
+        told = [known.answers for known in (status, run.work.control.status) if known is not None]
+        for answer in itertools.chain(*told):
             if self.unanswered.pop((main, str(answer["request"])), None) is not None:
                 text = str(answer["text"])
                 ui.notify(text[:1].upper() + text[1:], type="positive" if answer["ok"] else "negative")
@@ -49,4 +63,4 @@ class Requests:
         for key, when in list(self.unanswered.items()):
             if not pending and time.monotonic() - when > UNANSWERED_S:
                 del self.unanswered[key]
-                ui.notify("The trainer has not answered yet.", type="warning")
+                ui.notify("There is no answer yet.", type="warning")

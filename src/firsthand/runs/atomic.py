@@ -56,6 +56,10 @@ NUMBERS = frozenset(
     ]
 )
 """Fields of metrics.jsonl that must be a number or null."""
+WITHOUT_EPISODE = (
+    "Curves then lack its episode, and a resumed run no longer counts it in the guard's usual error and in what proves "
+    "the kept policy."
+)
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
@@ -276,21 +280,22 @@ def using(where: str) -> Iterator[None]:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object per line and episode, appended.
+    """`metrics.jsonl`: one JSON object per line and episode, appended; `work.jsonl`, with a line per block.
 
     A line counts when its newline is there. What follows the last newline was torn off by a crash.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, counter: str = "episode", without: str = WITHOUT_EPISODE) -> None:
+        """`counter` is the field that numbers the lines; `without` says what is lost where one is removed."""
+        self.path, self.counter, self.without = path, counter, without
 
     def append(self, metrics: Mapping[str, Any]) -> None:
         """Add a line and flush it to the disk. ±∞ and NaN are stored as null, which JSON can hold.
 
         When the disk is full the file is left as it was.
         """
-        if not isinstance(metrics.get("episode"), int):
-            raise ValueError("metrics need the field 'episode', an int")
+        if not isinstance(metrics.get(self.counter), int):
+            raise ValueError(f"metrics need the field {self.counter!r}, an int")
         line = packed.signed_line(packed.plain_values(metrics, nonfinite="null")) + b"\n"
         try:
             handle = open_to_change(self.path, os.O_RDWR | os.O_APPEND)
@@ -316,7 +321,7 @@ class MetricsFile:
     def truncate(self, after_episode: int) -> None:
         """Drop the lines of later episodes, and a torn tail, in one step that cannot be seen half done."""
         data = self._data()
-        kept = b"".join(line for line, metrics in self._lines(data) if metrics["episode"] <= after_episode)
+        kept = b"".join(line for line, metrics in self._lines(data) if metrics[self.counter] <= after_episode)
         if kept != data:
             write_bytes(self.path, kept)
 
@@ -336,17 +341,14 @@ class MetricsFile:
         for number, line in enumerate(lines, start=1):
             try:
                 metrics = packed.read_line(line)
-                episode = metrics.get("episode")
-                valid = isinstance(episode, int) and not isinstance(episode, bool) and 0 <= episode < MAX_EPISODE
+                count = metrics.get(self.counter)
+                valid = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < MAX_EPISODE
                 valid &= all(_is_number(metrics[name]) for name in NUMBERS & set(metrics))
                 valid &= all(_is_number(value) for value in metrics.values() if isinstance(value, int))
             except ValueError:
                 metrics, valid = {}, False
             if not valid:
-                raise UserError(
-                    f"line {number} of {self.path} is damaged; remove that line. Curves then lack its episode, and a "
-                    "resumed run no longer counts it in the guard's usual error and in what proves the kept policy."
-                )
+                raise UserError(f"line {number} of {self.path} is damaged; remove that line. {self.without}")
             parsed.append((line + b"\n", metrics))
         return parsed
 

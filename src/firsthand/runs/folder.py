@@ -8,6 +8,7 @@
     evaluations/000012.safetensors   how the policy of episode 12 followed the evaluation references
     data/               what the run started from: logs, another run's weights; written once
     report/             figures and the HTML report
+    work/               what a work session keeps: see `work_folder`
     lock                held by the process that writes
 
 A trainer writes the episode, then its metrics line, then the checkpoint. The checkpoint is what makes an
@@ -17,32 +18,23 @@ episode count: resuming loads the newest good one and rewinds the rest to it.
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from firsthand.errors import UserError
 from firsthand.runs import atomic, packed
 from firsthand.runs.atomic import MetricsFile, WriterLock
+from firsthand.runs.checkpoints import Checkpoint as Checkpoint
+from firsthand.runs.checkpoints import CheckpointFolder, stored_numbers
 from firsthand.runs.packed import Arrays, DamagedFile
 
 FORMAT = 2
 MAX_CONFIG_BYTES = 64 << 20
 _FOLDERS = ("episodes", "checkpoints", "report")
-_NUMBERED = re.compile(r"(\d{6,})\.safetensors")
 _ABSENT = object()
-
-
-class Checkpoint(NamedTuple):
-    """A checkpoint as it was read. `notes` has a sentence for each newer one that had to be skipped."""
-
-    episode: int
-    arrays: Arrays
-    info: dict[str, Any]
-    notes: list[str]
 
 
 class RunFolder:
@@ -62,6 +54,7 @@ class RunFolder:
         """SHA-256 of config.json, which no other run has: `provenance.collect` puts a random number into it."""
         self._lock = lock
         self._metrics = MetricsFile(path / "metrics.jsonl")
+        self._checkpoints = CheckpointFolder(path / "checkpoints")
 
     # Making, opening, closing.
 
@@ -199,7 +192,7 @@ class RunFolder:
 
     def episodes(self) -> list[int]:
         """The numbers of the stored episodes, in order."""
-        return _numbers(self.path / "episodes")
+        return stored_numbers(self.path / "episodes")
 
     def drop_episodes(self, after: int) -> None:
         """Remove the episodes later than this one, so that they can be done again."""
@@ -222,15 +215,14 @@ class RunFolder:
         before = self.checkpoints()
         if before and before[-1] > episode:
             raise ValueError(f"checkpoint {before[-1]} is newer than {episode}; rewind the run first")
-        atomic.write_bytes(self._checkpoint_path(episode), packed.pack(arrays, info))
-        atomic.remove(*(self._checkpoint_path(old) for old in self.checkpoints()[:-keep]))
+        self._checkpoints.save(episode, arrays, info, keep=keep)
 
     def checkpoints(self) -> list[int]:
         """The numbers of the stored checkpoints, in order, good or not.
 
         Empty when the run was stopped before its first one; then it has to start from the beginning.
         """
-        return _numbers(self.path / "checkpoints")
+        return self._checkpoints.numbers()
 
     def load_checkpoint(self, episode: int | None = None) -> Checkpoint:
         """The newest checkpoint whose SHA-256 is right, or that of one episode.
@@ -240,23 +232,10 @@ class RunFolder:
         if episode is not None and episode not in self.checkpoints():
             kept = ", ".join(map(str, self.checkpoints())) or "none"
             raise UserError(f"{self.path} has no checkpoint of episode {episode}; it has {kept}.")
-        damaged: dict[Path, str] = {}
-        for number, path in self._checkpoints_to_try(episode):
-            try:
-                arrays, info = packed.unpack(atomic.read_bytes(path))
-            except DamagedFile as error:
-                damaged[path] = str(error)
-            except FileNotFoundError:
-                continue  # The writer removed it just now, which it does only when there is a newer one.
-            except OSError as error:
-                damaged[path] = atomic.cause(error)
-            else:
-                notes = [f"{bad} is damaged ({why}); using {path} instead." for bad, why in damaged.items()]
-                return Checkpoint(number, arrays, info, notes)
-        if not damaged:
+        found = self._checkpoints.load(episode)
+        if found is None:
             raise UserError(f"{self.path} has no checkpoint: it was stopped before its first episode was done.")
-        reasons = "; ".join(f"{bad.name}: {why}" for bad, why in damaged.items())
-        raise UserError(f"no checkpoint in {self.path / 'checkpoints'} can be used ({reasons}).")
+        return found
 
     def rewind(self, episode: int) -> None:
         """Make the folder what it was right after this episode's checkpoint; -1 for the very beginning.
@@ -321,26 +300,11 @@ class RunFolder:
     def _episode_path(self, episode: int) -> Path:
         return self.path / "episodes" / f"{episode:06d}.safetensors"
 
-    def _checkpoint_path(self, episode: int) -> Path:
-        return self.path / "checkpoints" / f"{episode:06d}.safetensors"
-
     def _evaluation_path(self, episode: int) -> Path:
         return self.path / "evaluations" / f"{episode:06d}.safetensors"
 
-    def _checkpoints_to_try(self, episode: int | None) -> Iterator[tuple[int, Path]]:
-        """Newest first. When a reader is overtaken by the writer, the list is made once more."""
-        if episode is not None:
-            yield episode, self._checkpoint_path(episode)
-            return
-        tried: set[int] = set()
-        for _ in range(2):
-            for number in reversed(self.checkpoints()):
-                if number not in tried:
-                    tried.add(number)
-                    yield number, self._checkpoint_path(number)
-
     def _drop(self, kind: str, after: int) -> None:
-        later = [number for number in _numbers(self.path / kind) if number > after]
+        later = [number for number in stored_numbers(self.path / kind) if number > after]
         paths = [self.path / kind / f"{number:06d}.safetensors" for number in reversed(later)]
         atomic.remove(*paths, durably=True)
 
@@ -371,7 +335,7 @@ def _is_unused(path: Path) -> bool:
     metrics = path / "metrics.jsonl"
     if metrics.exists() and metrics.stat().st_size:
         return False
-    return not any(_numbers(path / name) for name in ("episodes", "checkpoints", "evaluations")) and not any(
+    return not any(stored_numbers(path / name) for name in ("episodes", "checkpoints", "evaluations")) and not any(
         entry.name.startswith("best") for entry in path.iterdir()
     )
 
@@ -448,16 +412,6 @@ def _read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
         raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from error
     except DamagedFile as error:
         raise UserError(f"{path} is damaged: {error}.") from error
-
-
-def _numbers(folder: Path) -> list[int]:
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UserError(f"cannot read the folder {folder}: {atomic.cause(error)}.") from error
-    return sorted(int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name)))
 
 
 def _fields(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from .history import History
 from .learning import ErrorPanel, HealthPanel, LossPanel
 from .operator import OperatorPanel
 from .trajectory import CommandPanel, TrajectoryPanel
+from .work import WorkPanel
 
 __all__ = [
     "Banners",
@@ -21,4 +22,5 @@ __all__ = [
     "LossPanel",
     "OperatorPanel",
     "TrajectoryPanel",
+    "WorkPanel",
 ]

@@ -71,6 +71,7 @@ def describe_trouble(run: RunFollower) -> list[str]:
     if status is not None and not run.alive and not status.ended:
         where = f"process {status.pid} on {status.host}"
         texts.append(f"No sign of the trainer ({where}): it was ended, or cannot be seen from here.")
+    texts += run.work.trouble()
     refused = run.metrics.last("refused_updates")
     if refused > 0:
         texts.append(f"{refused:.0f} updates were refused so far.")

@@ -52,7 +52,7 @@ class Header:
         takes_requests = accepts_requests(run)
         self.pause.set_text("Resume" if run.alive and _is_paused(status) else "Pause")
         self.pause.set_enabled(takes_requests)
-        self.stop.set_text("Stop the machine" if info is not None and info.address is not None else "Stop")
+        self.stop.set_text("Stop the machine" if run.address is not None else "Stop")
         self.stop.set_enabled(takes_requests or (machine is not None and machine["reachable"]))
 
     async def press_pause(self) -> None:
@@ -115,6 +115,8 @@ def describe_state(run: RunFollower) -> tuple[str, str]:
     status = run.status
     if run.problem and run.info is None:
         return "waiting", "wait"
+    if run.work.alive and not run.alive:
+        return "at work", "good"
     if status is None:
         return ("no trainer", "") if run.metrics.episodes else ("not started", "wait")
     if not (run.alive or status.ended):

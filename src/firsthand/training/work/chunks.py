@@ -51,9 +51,13 @@ class ChunkStore:
                 kept = (x[happened], u[happened], y[happened], trusted[happened])
                 new.append(Chunk(*kept, self._features(kept[2], kept[1])))
         self.chunks += new
+        self.forget()
+        return new
+
+    def forget(self) -> None:
+        """Drop what is most redundant until no more is left than there is room for."""
         while len(self.chunks) > self.capacity:
             del self.chunks[self._most_redundant()]
-        return new
 
     def _features(self, measured: np.ndarray, commands: np.ndarray) -> np.ndarray:
         scales, limits = self.spec.scales, self.spec.limits

@@ -78,6 +78,8 @@ class WorkReport(NamedTuple):
     """Whether the policy was taken back to the last good one."""
     authority: float = math.nan
     """Of the learned part over its base in this block, 0 where the base was alone; NaN without a base."""
+    true_error: float = math.nan
+    """Mean tracking error of the true state; NaN where that is not known."""
 
 
 class Update(NamedTuple):
@@ -114,14 +116,19 @@ class WorkLearner:
         self.settings = fit_settings(settings, task)
         self.agent = Agent(task.spec, task.cost, self.settings)
         self.block_trajectories = block_trajectories
-        self.seed, self.block, self._names = seed, 0, 1
+        self.seed = seed
+        self.block = 0
+        """Blocks taken so far."""
+        self.next_number = 1
+        """Of the next conditions that are new."""
         control = state.policy.control
         earned = self.on_base.first_authority if control is None else float(control.authority)
         self.contexts: dict[int, Context] = {0: self._context(state, earned)}
         self.current = 0
-        self._newest: list[tuple[EpisodeRecord, list[Chunk]]] = []
+        self.newest: list[tuple[EpisodeRecord, list[Chunk]]] = []
         """The newest blocks since the conditions changed, and what the store made of them."""
-        self._since_update = 0
+        self.since_update = 0
+        """Blocks since the last update was begun."""
         self._capacity = (self.work.chunks + self.work.blocks * block_trajectories) * task.steps
 
     def _context(self, state: LearnerState, authority: float) -> Context:
@@ -145,6 +152,12 @@ class WorkLearner:
         standing = self.contexts[self.current].standing
         return standing is not None and standing.alone
 
+    def compare_with_base(self) -> None:
+        """The base alone runs the next block, to be compared with: the machine may be another than it was."""
+        context = self.contexts[self.current]
+        if context.standing is not None:
+            context.standing = dataclasses.replace(context.standing, alone=True)
+
     def take(self, record: EpisodeRecord, *, ran: int | None = None) -> WorkReport:
         """A block of work is done; `record` has `block_trajectories` trajectories.
 
@@ -157,7 +170,9 @@ class WorkLearner:
             )
         self.block += 1
         rollout, sound = read_record(self.task.spec, record)
-        error = tracking_metrics(self.task.spec, (record,)).measured_mean_error
+        metrics = tracking_metrics(self.task.spec, (record,))
+        error = metrics.measured_mean_error
+        true_error = math.nan if record.truth is None else metrics.mean_error
         numbers = sorted(self.contexts)
         missed = [forecast_error(self.contexts[number].state, rollout, sound) for number in numbers]
         ran = len(record.commands) if ran is None else ran
@@ -176,17 +191,17 @@ class WorkLearner:
             self.current = numbers[at]
         if self.current != before:
             # The block may hold work under both conditions: it is used to recognise, not to learn.
-            self._newest, self._since_update = [], 0
+            self.newest, self.since_update = [], 0
             self.contexts[self.current].used = self.block
-            return WorkReport(error, self.current, choice, own, False, False)
-        return self._remember(record, rollout, sound, error, own, judged)
+            return WorkReport(error, self.current, choice, own, False, False, true_error=true_error)
+        return self._remember(record, rollout, sound, error, own, judged)._replace(true_error=true_error)
 
     def _remember(
         self, record: EpisodeRecord, rollout, sound, error: float, missed: float, judged: EpisodeRecord | None
     ) -> WorkReport:
         context = self.contexts[self.current]
         context.used = self.block
-        self._newest = [*self._newest, (record, context.store.add(rollout, sound))][-self.work.blocks :]
+        self.newest = [*self.newest, (record, context.store.add(rollout, sound))][-self.work.blocks :]
         context.usual = _follow(context.usual, missed, 0.2)
         authority, taken_back = self._authority(context), False
         if judged is not None:
@@ -195,10 +210,10 @@ class WorkLearner:
                 taken_back = self._judge_on_base(context, judged, own)
             if not (taken_back or authority == 0.0):
                 taken_back = self._judge(context, own)
-        self._since_update += 1
+        self.since_update += 1
         eager = context.updates < self.work.eager_updates
         wanted = self.work.blocks if eager else self.work.idle_blocks
-        due = len(self._newest) == self.work.blocks and self._since_update >= wanted
+        due = len(self.newest) == self.work.blocks and self.since_update >= wanted
         return WorkReport(error, self.current, Choice.SAME, missed, due, taken_back, authority)
 
     def _authority(self, context: Context) -> float:
@@ -255,20 +270,20 @@ class WorkLearner:
             others = [n for n in self.contexts if n != nearest]
             oldest = min(others, key=lambda n: self.contexts[n].used, default=nearest)
             del self.contexts[oldest]
-        self.current, self._names = self._names, self._names + 1
+        self.current, self.next_number = self.next_number, self.next_number + 1
         self.contexts[self.current] = fresh
 
     def begin_update(self) -> Callable[[], Update]:
         """The update that is due, as a function for any thread; what it returns goes to `adopt`."""
         number, context = self.current, self.contexts[self.current]
-        record = EpisodeRecord.join([record for record, _ in self._newest])
-        newest = {id(chunk) for _, chunks in self._newest for chunk in chunks}
+        record = EpisodeRecord.join([record for record, _ in self.newest])
+        newest = {id(chunk) for _, chunks in self.newest for chunk in chunks}
         earlier = ChunkStore(self.task.spec, capacity=self.work.chunks, recent=self.work.recent_chunks)
         # The agent appends the newest itself.
         earlier.chunks = [chunk for chunk in context.store.chunks if id(chunk) not in newest]
         buffer = earlier.buffer(self._capacity)
         rng = np.random.Generator(np.random.Philox(key=[self.seed, self.block]))
-        state, self._since_update = context.state, 0
+        state, self.since_update = context.state, 0
         # The learner counts with the authority that its policy has whenever the base is not alone.
         standing = context.standing
         learner = state

@@ -7,14 +7,16 @@
             work.send(points)
 
 Finished chunks are taken whenever `send` or `look` is called, in the caller's thread. Only updates run in a thread of
-their own, while the machine goes on; the new policy takes over at the next chunk.
+their own, while the machine goes on; the new policy takes over at the next chunk. What was learned is kept in a folder,
+with which the next session goes on.
 """
 
 import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,20 @@ from ...robots.onboard import Arrays, as_record
 from ...robots.remote import RemoteAddress, RemoteRobot, security, signing_key
 from ...robots.user_file import is_robot_file
 from ...runs.pytrees import from_arrays
+from ...runs.work_folder import NAME, WorkFolder, WorkInfo
 from ...tasks import Task
 from ..base_guard import BaseSettings
 from ..bases import FIRST_AUTHORITY, Base
 from ..run import Run
+from .control import WorkControl
 from .learner import Update, WorkLearner, WorkReport, WorkSettings
+from .store import WorkStore
 
 BLOCK_S = 30.0
 """Work is looked at in blocks of about this length."""
+TAKEN_BACK = ("take_back", "the base alone drives, as the operator has chosen")
+GIVEN_BACK = ("give_back", "the learned part takes part again, as the operator has chosen")
+"""Kinds of marks are these, session, update, conditions, policy, gap and ended."""
 
 
 class WorkSession:
@@ -50,6 +58,8 @@ class WorkSession:
         address: str,
         run: str | Path,
         *,
+        folder: str | Path | None = None,
+        resume: bool = True,
         task: Task | None = None,
         authority: float | None = None,
         work: WorkSettings | None = None,
@@ -61,6 +71,8 @@ class WorkSession:
         Args:
             address: of the machine, tcp/host:port or tls/host:port.
             run: the folder of the run whose policy and model the day begins with.
+            folder: where the work is kept; by default RUN/work, which the live page shows.
+            resume: whether to go on with the work that is there; otherwise it is set aside under another name.
             task: the machine's; by default that of the run's robot.
             authority: share of the command range; by default what the run has earned on this machine.
             work: how work is learned from.
@@ -82,24 +94,47 @@ class WorkSession:
         self.learner = WorkLearner(
             task, settings, state, work, block_trajectories=block, seed=source.config.seed, on_base=options_of_base
         )
-        arrays = self.learner.controller.arrays()
-        self._policy = policy_digest(arrays)
-        with self._report_refusals():
-            self.client = WorkClient(at.address, arrays, security(), **options)
-        if difference := spec_difference(self.client.spec, task.spec):
-            self.client.close()
-            raise UserError(f"the policy of {run} cannot work on {address}: {difference}.")
+        with self._report_refusals(), ExitStack() as undo:
+            self.client = WorkClient(at.address, self.learner.controller.arrays(), security(), **options)
+            undo.callback(self.client.close)
+            if difference := spec_difference(self.client.spec, task.spec):
+                raise UserError(f"the policy of {run} cannot work on {address}: {difference}.")
+            self.store = WorkStore(self._open_folder(source, folder, address, resume), say)
+            undo.callback(self.store.close)
+            self.store.resume(self.learner)
+            self.control = WorkControl(self.store.folder.path, at.address, self.learner, self._choose_base_alone)
+            self.control.begin()
+            undo.pop_all()
+        self.client.use(self.learner.controller.arrays())
+        self._policy = policy_digest(self.learner.controller.arrays())
+        self.control.mark("session", "a session began")
         self.reports: list[WorkReport] = []
-        """The result of each block of work."""
+        """The result of each block of work of this session."""
         self._chunks: list[DoneChunk] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="update")
         self._update: Future[Update] | None = None
 
+    def _open_folder(self, source: Run, folder: str | Path | None, address: str, resume: bool) -> WorkFolder:
+        learner, spec = self.learner, self.learner.task.spec
+        info = WorkInfo(
+            run=source.folder.identity,
+            spec=spec.to_json(),
+            block_trajectories=learner.block_trajectories,
+            block_s=learner.block_trajectories * learner.task.steps * spec.period_s,
+            on_base=learner.contexts[learner.current].standing is not None,
+            address=address,
+            begun_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        opened, aside = WorkFolder.open(source.path / NAME if folder is None else folder, info, resume=resume)
+        if aside is not None:
+            self.say(f"the earlier work is kept as {aside}")
+        return opened
+
     def __enter__(self) -> "WorkSession":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._close((str(error) or type(error).__name__) if isinstance(error, Exception) else "")
 
     def start(self) -> np.ndarray:
         """The tracked output now: where work has to begin."""
@@ -128,12 +163,20 @@ class WorkSession:
         self._set_base_alone(False)
 
     def _set_base_alone(self, alone: bool) -> None:
+        with self._report_refusals():
+            try:
+                self._look()  # what was done until now was done as before
+            finally:
+                self._choose_base_alone(alone)
+
+    def _choose_base_alone(self, alone: bool) -> None:
+        """An operator's choice, here or at the live page; it outlives the session."""
         if self.learner.contexts[self.learner.current].standing is None:
             raise UserError("The run has learned without a base: there is nothing that could drive alone.")
         self.learner.base_alone = alone
-        with self._report_refusals():
-            self._look()
-            self._hand_over()
+        self.store.keep_operators_choice(alone)
+        self._tell(*TAKEN_BACK if alone else GIVEN_BACK)
+        self._hand_over()
 
     def look(self) -> None:
         """Take what the machine has done, and hand over what was learned."""
@@ -153,9 +196,10 @@ class WorkSession:
     def _look(self) -> None:
         for chunk in self.client.done():
             if chunk.gap:
-                self.say(f"{chunk.gap} chunks of work before chunk {chunk.index} were lost on the way to this computer")
+                lost = f"{chunk.gap} chunks of work before chunk {chunk.index} were lost on the way to this computer"
+                self._tell("gap", lost)
             if chunk.ended != "done":
-                self.say(f"work ended: {chunk.ended}")
+                self._tell("ended", f"work ended: {chunk.ended}")
             if np.asarray(chunk.arrays["valid"]).any():
                 self._chunks.append(chunk)
         while len(self._chunks) >= self.learner.block_trajectories:
@@ -163,8 +207,13 @@ class WorkSession:
             self._take(block)
         if self._update is not None and self._update.done():
             done, self._update = self._update, None
-            if self.learner.adopt(done.result()) and not self.learner.is_measuring:
-                self._hand_over()
+            update = done.result()
+            if self.learner.adopt(update):
+                self.store.keep_checkpoint(self.learner)
+                self.control.mark("update", f"an update was adopted under conditions {update.number}")
+                if not self.learner.is_measuring:
+                    self._hand_over()
+        self.control.look()
 
     def _split(self) -> tuple[list[DoneChunk], list[DoneChunk]]:
         count = self.learner.block_trajectories
@@ -173,12 +222,14 @@ class WorkSession:
     def _take(self, block: list[DoneChunk]) -> None:
         newest = itertools.takewhile(lambda chunk: chunk.policy == self._policy, reversed(block))
         ran = len(list(newest))
-        report = self.learner.take(as_record(_alike([chunk.arrays for chunk in block])), ran=ran)
+        record = as_record(_alike([chunk.arrays for chunk in block]))
+        report = self.learner.take(record, ran=ran)
+        self.store.keep_block(self.learner, record, report, ran)
         self.reports.append(report)
         if report.choice != "same":
-            self.say(f"{report.choice} conditions (number {report.context})")
+            self._tell("conditions", f"{report.choice} conditions (number {report.context})")
         if report.taken_back:
-            self.say("the policy was worse than the one before it, and was taken back")
+            self._tell("policy", "the policy was worse than the one before it, and was taken back")
         if policy_digest(self.learner.controller.arrays()) != self._policy:
             self._hand_over()
         if report.due and self._update is None:
@@ -189,12 +240,21 @@ class WorkSession:
         self._policy = policy_digest(arrays)
         self.client.use(arrays)
 
+    def _tell(self, kind: str, text: str) -> None:
+        self.say(text)
+        self.control.mark(kind, text)
+
     def close(self) -> None:
         """The machine finishes its chunk and rests; an update that is under way is thrown away."""
+        self._close("")
+
+    def _close(self, message: str) -> None:
         try:
             self.client.close()  # first: the machine does not go on while an update is waited for
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)
+            self.control.end(message)
+            self.store.close()
 
 
 def newest_state(run: Run) -> LearnerState:

@@ -153,6 +153,23 @@ def test_a_policy_that_is_worse_twice_is_taken_back(work_task):
         learner.take(_record(task, 3))
 
 
+def test_what_was_predicted_and_refined_for_a_policy_goes_with_it(work_task):
+    learner = learner_of(work_task)
+    first = learner.contexts[0].state
+    learner.take(_record(work_task, 2, 0.1))
+    bad = changed(first)
+    ahead = jnp.ones_like(bad.refinement.ahead)
+    refinement = dataclasses.replace(bad.refinement, direction=ahead, active=jnp.asarray(True), ahead=ahead)
+    bad = dataclasses.replace(bad, refinement=refinement, expected_cost=jnp.asarray(0.02, jnp.float32))
+    assert learner.adopt(Update(0, first, bad))
+    assert [learner.take(_record(work_task, 2, 1.0)).taken_back for _ in range(2)] == [False, True]
+    now = learner.contexts[0].state
+    assert math.isnan(float(now.expected_cost))
+    assert not bool(now.refinement.active)
+    assert not np.asarray(now.refinement.ahead).any()  # the next steps begin with the policy that runs
+    assert not np.asarray(now.refinement.direction).any()
+
+
 def _record(task: Task, count: int, error: float = 0.0, seed: int = 0) -> EpisodeRecord:
     """A block of work with this tracking error."""
     rng, steps = np.random.default_rng(seed), task.steps

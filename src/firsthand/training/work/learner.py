@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ...agent import Agent, AgentState, LearnerState, Settings
+from ...agent.refinement import Refinement
 from ...errors import UserError
 from ...evaluation import tracking_metrics
 from ...models import Controller
@@ -237,13 +239,17 @@ class WorkLearner:
         context.good = context.state
         return False
 
-    @staticmethod
-    def _take_back(context: Context) -> None:
-        """Go on with the last good policy."""
+    def _take_back(self, context: Context) -> None:
+        """Go on with the last good policy, for which the model has predicted nothing and no refinement has begun."""
         good = context.good
         assert good is not None
         context.state = dataclasses.replace(
-            context.state, policy=good.policy, radius=0.5 * context.state.radius, record=good.record
+            context.state,
+            policy=good.policy,
+            radius=0.5 * context.state.radius,
+            expected_cost=jnp.full_like(context.state.expected_cost, jnp.nan),
+            refinement=Refinement.initial(good.policy, self.settings),
+            record=good.record,
         )
         context.history, context.good = [], None
         context.error = math.nan

@@ -153,6 +153,29 @@ def test_a_policy_that_is_worse_twice_is_taken_back(work_task):
         learner.take(_record(task, 3))
 
 
+def test_a_spike_is_not_an_error_of_the_policy(make_probe_task):
+    task = probe(make_probe_task, steps=20)
+    learner = learner_of(task)
+    first = learner.contexts[0].state
+    learner.take(_still(task))
+    assert learner.adopt(Update(0, first, changed(first)))
+    for ran in (None, 1):  # also where the policy has run the last trajectory only
+        spiked = _still(task)
+        spiked.measured[:, 3, 0] = 5.0
+        report = learner.take(spiked, ran=ran)
+        assert report.error == pytest.approx(0.1)
+        assert not report.taken_back
+    assert learner.contexts[0].history == []
+    assert learner.contexts[0].error == pytest.approx(0.1)
+
+
+def _still(task: Task) -> EpisodeRecord:
+    """A block of work in which the robot stands 0.1 beside its reference."""
+    record = _record(task, 2)
+    record.measured[...], record.references[...] = 0.0, 0.1
+    return record
+
+
 def test_what_was_predicted_and_refined_for_a_policy_goes_with_it(work_task):
     learner = learner_of(work_task)
     first = learner.contexts[0].state
@@ -183,8 +206,12 @@ def _record(task: Task, count: int, error: float = 0.0, seed: int = 0) -> Episod
 
 @pytest.fixture
 def work_task(make_probe_task) -> Task:
+    return probe(make_probe_task, steps=5)
+
+
+def probe(make_probe_task, steps: int) -> Task:
     return make_probe_task(
-        measured=2, command_memory=2, steps=5, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
+        measured=2, command_memory=2, steps=steps, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
     )
 
 

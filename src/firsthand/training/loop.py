@@ -150,11 +150,12 @@ class Trainer:
         metrics["update_time_s"] = update_time_s
         if self.horizon.adaptive:
             self.horizon.update(record)  # chooses that of the next episode
+        sound = np.asarray(update.valid)
         if policy.policy.control is not None:
-            metrics |= base_metrics(self.task.spec, policy, record, tried, np.asarray(update.valid))
+            metrics |= base_metrics(self.task.spec, policy, record, tried, sound)
         if self.robot.members:
             identity = self.recorder.identity
-            metrics |= fleet_metrics(self.robot, self.task, record, identity, self.episode, self._robot_time_s)
+            metrics |= fleet_metrics(self.robot, self.task, record, sound, identity, self.episode, self._robot_time_s)
         self._robot_time_s = float(metrics["robot_time_s"])
         if self.robot.has_authority:
             metrics |= authority_metrics(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool
 
 from ...agent import Agent, AgentState, LearnerState, Settings
 from ...agent.refinement import Refinement
@@ -159,7 +160,7 @@ class WorkLearner:
             )
         self.block += 1
         rollout, sound = read_record(self.task.spec, record)
-        error = tracking_metrics(self.task.spec, (record,)).measured_mean_error
+        error = self._error(record, sound)
         numbers = sorted(self.contexts)
         missed = [forecast_error(self.contexts[number].state, rollout, sound) for number in numbers]
         ran = len(record.commands) if ran is None else ran
@@ -192,7 +193,7 @@ class WorkLearner:
         context.usual = _follow(context.usual, missed, 0.2)
         authority, taken_back = self._authority(context), False
         if judged is not None:
-            own = tracking_metrics(self.task.spec, (judged,)).measured_mean_error
+            own = self._error(judged, sound[-len(judged.commands) :])
             if context.standing is not None:
                 taken_back = self._judge_on_base(context, judged, own)
             if not (taken_back or authority == 0.0):
@@ -202,6 +203,11 @@ class WorkLearner:
         wanted = self.work.blocks if eager else self.work.idle_blocks
         due = len(self._newest) == self.work.blocks and self._since_update >= wanted
         return WorkReport(error, self.current, Choice.SAME, missed, due, taken_back, authority)
+
+    def _error(self, record: EpisodeRecord, sound: Bool[Array, "trajectories steps"]) -> float:
+        """Mean tracking error, as measured, over the sound steps: a spike of a sensor is no error of the policy."""
+        counted = dataclasses.replace(record, valid=np.asarray(sound))
+        return tracking_metrics(self.task.spec, (counted,)).measured_mean_error
 
     def _authority(self, context: Context) -> float:
         """What the learned part has over its base now; NaN without one."""

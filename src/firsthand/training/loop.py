@@ -168,8 +168,9 @@ class Trainer:
         """Go on where the recorder was left; returns what the user should know about it."""
         resumed = self.recorder.resume(self._checkpoint())
         self.episode, self.state = resumed.episode, resumed.checkpoint.learner
-        # The same weights on the same robot: what the operator decided still holds.
+        # The same weights on the same robot: what the operator decided still holds, and with the same observer.
         self._chosen_by_operator = resumed.checkpoint.chosen_on == self.config.robot
+        self._operators_policy = resumed.checkpoint.operators_policy if self._chosen_by_operator else None
         self.robot.restore(resumed.checkpoint.robot)
         record = None
         for record in resumed.records:
@@ -245,7 +246,8 @@ class Trainer:
             try:
                 outcome = request.carry_out(self.state, self.episode)
                 if outcome.learner is not None:
-                    checkpoint = Checkpoint(outcome.learner, self.robot.snapshot(), chosen_on=self.config.robot)
+                    where = self.config.robot
+                    checkpoint = Checkpoint(outcome.learner, self.robot.snapshot(), where, outcome.policy)
                     self.recorder.replace_checkpoint(self.episode, checkpoint)  # first: what is not kept does not run
                     self.state, self._chosen_by_operator = outcome.learner, True
                     self._operators_policy = outcome.policy
@@ -279,4 +281,4 @@ class Trainer:
 
     def _checkpoint(self) -> Checkpoint:
         chosen_on = self.config.robot if self._chosen_by_operator else ""
-        return Checkpoint(self.state, self.robot.snapshot(), chosen_on)
+        return Checkpoint(self.state, self.robot.snapshot(), chosen_on, self._operators_policy)

@@ -333,6 +333,18 @@ def test_the_rival_of_the_one_in_use_takes_a_step_where_its_share_of_the_steps_i
     assert adam_steps(after.optimizer) == 1
 
 
+def test_a_register_that_is_not_finite_costs_only_itself_where_the_observer_is_in_use(spec):
+    before, after, report = updated(spec, active=True, spoilt=True)
+    assert bool(report.accepted)
+    assert adam_steps(after.optimizer) == QUICK.model.rescalings  # as many steps in each round
+    assert np.isfinite([float(report.loss), float(after.missed), float(after.slipped)]).all()
+    same = before.register_model.with_change_scale(after.register_model.change_scale)
+    for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(after.register_model), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)  # as it was, in the units of the data
+    _, _, report = updated(spec, active=False, spoilt=True)
+    assert not bool(report.accepted)  # the policy would see it
+
+
 def adam_steps(optimizer) -> int:
     """Adam's own count."""
     (count,) = (int(leaf) for leaf in jax.tree.leaves(optimizer) if leaf.ndim == 0)

@@ -173,8 +173,10 @@ def learn_candidates(
     sound = all_finite((observer, moments))
     observer, moments = select_tree(sound, (observer, moments), before)
     active = active & sound  # an observer that is not finite costs only itself
-    report = report._replace(
-        loss=jnp.where(active, loss, report.loss), held_out=jnp.where(active, held_out, report.held_out)
+    report = ModelReport(
+        loss=jnp.where(active, loss, report.loss),
+        accepted=active | report.accepted,  # and so does a register that nobody sees: it came back as it was
+        held_out=jnp.where(active, held_out, report.held_out),
     )
     new = Estimation(
         register_model=register,

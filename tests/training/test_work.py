@@ -126,7 +126,14 @@ def contexts(*usual: float) -> list[Any]:
     ],
 )
 def test_conditions_are_told_by_which_model_fits(usual, current, missed, expected):
-    assert choose_context(contexts(*usual), current, missed, better=0.85, surprise=1.4) == expected
+    choice, number = choose_context(contexts(*usual), current, missed, better=0.85, surprise=1.4)
+    assert (choice, number) == expected
+    assert isinstance(choice, Choice)
+
+
+def test_a_choice_is_written_as_the_text_that_it_is():
+    assert [f"{choice}" for choice in Choice] == ["same", "known", "new"]
+    assert Choice.NEW == "new"
 
 
 def test_bad_settings():

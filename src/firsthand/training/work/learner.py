@@ -71,8 +71,8 @@ class WorkReport(NamedTuple):
     """Mean tracking error, as measured."""
     context: int
     """Number of the conditions, in the order in which they were first met."""
-    choice: str
-    """same, known or new."""
+    choice: Choice
+    """Whether they are the same as before, known other ones, or new."""
     missed: float
     """Share of the motion that the model in use missed."""
     due: bool
@@ -173,9 +173,9 @@ class WorkLearner:
             surprise=self.work.surprise,
         )
         before, own = self.current, missed[numbers.index(self.current)]
-        if choice == Choice.NEW:
+        if choice is Choice.NEW:
             self._begin(numbers[at])
-        elif choice == Choice.KNOWN:
+        elif choice is Choice.KNOWN:
             self.current = numbers[at]
         if self.current != before:
             # The block may hold work under both conditions: it is used to recognise, not to learn.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from firsthand.agent.buffer import Buffer, append, append_rollout, make_room, sample
+from firsthand.agent.buffer import Buffer, append, append_rollout, has_room, make_room, sample
 from firsthand.optim.rollout import Rollout
 
 STATE, COMMANDS, MEASURED = 3, 2, 2
@@ -100,6 +100,16 @@ def test_making_room_keeps_the_transitions():
     assert buffer.capacity == 128
     assert_holds(buffer, episode)
     assert make_room(buffer, 122) is buffer
+
+
+def test_several_buffers_have_room_where_the_fullest_has():
+    empty = Buffer.empty(16, STATE, COMMANDS, MEASURED)
+    filled = append(Buffer.empty(16, STATE, COMMANDS, MEASURED), numbered(2, 3))
+    assert has_room(empty, 16)
+    assert not has_room(empty, 17)
+    both = jax.tree.map(lambda *parts: jnp.stack(parts), empty, filled)
+    assert has_room(both, 10)
+    assert not has_room(both, 11)
 
 
 def test_several_buffers_are_written_side_by_side():

@@ -22,7 +22,7 @@ from firsthand.agent.estimation import (
     observer_dynamics,
     split_observer,
 )
-from firsthand.agent.model_learning import adam, initial_optimizer, learn_model
+from firsthand.agent.model_learning import ModelReport, adam, initial_optimizer, learn_model
 from firsthand.agent.settings import Settings
 from firsthand.models import Dynamics, Observer
 from firsthand.optim.rollout import Rollout
@@ -299,6 +299,56 @@ def test_the_observer_is_used_behind_noisy_sensors_and_not_behind_exact_ones(spe
     for found, expected in ((noisy, observer_dynamics(noisy.observer)), (exact, exact.register_model)):
         for a, b in zip(jax.tree.leaves(found.dynamics), jax.tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+QUICK = SETTINGS.with_changes(
+    {"model.steps": 4, "model.horizon": 2, "observer.closed": 2, "observer.windows": 4, "observer.rival_share": 0.1}
+)
+"""Of which a tenth is less than one step."""
+
+
+def updated(spec, *, active: bool, spoilt: bool = False) -> tuple[Estimation, Estimation, ModelReport]:
+    """Candidates that were tried often enough, before and after an update; whether the register's moments are NaN."""
+    model = Dynamics.random(spec, QUICK.model.hidden, key=jax.random.key(0))
+    rollout = as_rollout(spec, simulate(120, seed=5), trajectories=2)
+    buffer = append_rollout(Buffer.empty(120, spec.layout.size, 1, 2), rollout)
+    before = dataclasses.replace(
+        Estimation.initial(model, QUICK),
+        trials=jnp.asarray(QUICK.observer.trials, jnp.int32),
+        active=jnp.asarray(active),
+        advantage=jnp.asarray(-5.0 if active else 5.0),
+    )
+    optimizer = initial_optimizer(model, QUICK)
+    if spoilt:
+        optimizer = jax.tree.map(lambda leaf: leaf * jnp.nan if leaf.ndim else leaf, optimizer)
+    update = jax.jit(learn_candidates, static_argnames="settings")
+    after, _, report = update(before, optimizer, buffer, rollout, QUICK, key=jax.random.key(1))
+    assert bool(after.active) == active
+    return before, after, report
+
+
+def test_the_rival_of_the_one_in_use_takes_a_step_where_its_share_of_the_steps_is_less_than_one(spec):
+    _, after, report = updated(spec, active=False)
+    assert bool(report.accepted)
+    assert adam_steps(after.optimizer) == 1
+
+
+def test_a_register_that_is_not_finite_costs_only_itself_where_the_observer_is_in_use(spec):
+    before, after, report = updated(spec, active=True, spoilt=True)
+    assert bool(report.accepted)
+    assert adam_steps(after.optimizer) == QUICK.model.rescalings  # as many steps in each round
+    assert np.isfinite([float(report.loss), float(after.missed), float(after.slipped)]).all()
+    same = before.register_model.with_change_scale(after.register_model.change_scale)
+    for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(after.register_model), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)  # as it was, in the units of the data
+    _, _, report = updated(spec, active=False, spoilt=True)
+    assert not bool(report.accepted)  # the policy would see it
+
+
+def adam_steps(optimizer) -> int:
+    """Adam's own count."""
+    (count,) = (int(leaf) for leaf in jax.tree.leaves(optimizer) if leaf.ndim == 0)
+    return count
 
 
 def test_the_observer_is_compared_behind_late_velocities_without_noise(spec):

@@ -31,13 +31,14 @@ from firsthand.agent.refinement import Refinement, refine_on_model, weighted_cos
 from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
 from firsthand.agent.update import update_policy
-from firsthand.models import Dynamics
+from firsthand.models import Dynamics, Policy
 from firsthand.optim.gauss_newton import gauss_newton_step, linearise
 from firsthand.optim.rollout import Rollout
 from firsthand.plants.linear_quadratic import augmented_system
 from firsthand.plants.probes import DelayedDoubleIntegrator, ScalarPlant
 from firsthand.robots.base import preview_indices
 from firsthand.tasks.goals import Residuals
+from firsthand_onboard.toy import toy_spec
 
 __all__ = ["delayed_task", "scalar_task", "toy"]
 
@@ -374,6 +375,16 @@ def test_a_refused_update_leaves_the_policy_and_forgets_the_direction(scalar, sc
     np.testing.assert_array_equal(after.refinement.direction, 0.0)
     assert int(after.refused) == 1
     assert not improvement.step.accepted
+
+
+def test_a_direction_has_an_entry_per_parameter_and_none_for_other_arrays():
+    class Counting(Policy):
+        used: jax.Array = eqx.field(default_factory=lambda: jnp.arange(4))
+
+    spec = toy_spec()
+    plain = Policy.random(spec, key=jax.random.key(0))
+    begun = Refinement.initial(Counting(plain.layers, spec), Settings())
+    assert begun.direction.shape == begun.ahead.shape == flat_of(plain).shape
 
 
 def test_refinement_needs_imagined_trajectories():

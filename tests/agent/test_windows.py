@@ -114,6 +114,19 @@ def learned(spec, buffer, horizon: int) -> Dynamics:
     return model
 
 
+def test_fewer_steps_than_rescalings_are_taken_all_the_same(spec):
+    settings = SETTINGS.with_changes({"model.horizon": 4, "model.steps": 2, "model.rescalings": 3})
+    model = Dynamics.random(spec, (16,), key=jax.random.key(0))
+    optimizer = initial_optimizer(model, settings)
+    after, optimizer, report = learn_model(
+        model, optimizer, fill(spec, sequence(spec, 200, 0.1)), settings, key=jax.random.key(1)
+    )
+    assert bool(report.accepted)
+    assert np.isfinite(float(report.loss))
+    assert [int(count) for count in jax.tree.leaves(optimizer) if count.ndim == 0] == [2]  # Adam's own
+    assert not np.array_equal(after.layers[0][0], model.layers[0][0])
+
+
 def newest_episode(spec, rows) -> Rollout:
     """A sequence as one trajectory."""
     states, commands, following = rows

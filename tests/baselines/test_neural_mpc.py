@@ -106,6 +106,18 @@ def test_a_step_is_never_worse_than_none(system, task):
     assert float(horizon_cost(wild, residuals, start, reference, after)) <= float(before)
 
 
+def test_where_no_cost_is_finite_the_plan_stays(system, task):
+    """Residuals whose squares are too large for a number: the step itself is finite, the cost of everything is not."""
+    dynamics, residuals, start, reference = setting(system, task)
+
+    def huge(x, u, r):
+        return residuals(x, u, r) + 1e200
+
+    plan, limit = jnp.full((HORIZON, 1), 0.1), jnp.ones(1)
+    step = jax.jit(lambda p: improve_plan(dynamics, huge, start, reference, p, low=-limit, high=limit, damping=1e-6))
+    np.testing.assert_array_equal(step(plan), plan)
+
+
 def test_with_a_true_model_the_loop_is_nearly_optimal(system, task, monkeypatch):
     """Once per period, from what a policy sees, beside a controller that knows the whole reference."""
     A, B = (jnp.asarray(m, jnp.float32) for m in (system.A, system.B))

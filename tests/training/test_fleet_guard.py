@@ -6,13 +6,15 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from firsthand.models import Controller, Dynamics, Policy
 from firsthand.robots import EpisodeRecord
 from firsthand.robots.fleet import Fleet
 from firsthand.robots.remote import RemoteRobot, RobotAway
 from firsthand.tasks import Task
-from firsthand.training.fleet_guard import FleetGuard
+from firsthand.training.fleet_guard import FleetGuard, fleet_metrics
+from firsthand.training.learning import read_record
 from firsthand.training.parts import AbstractSupervisor, Candidate, Decision, EpisodeSummary
 from firsthand.training.recorder import MemoryRecorder
 
@@ -57,9 +59,9 @@ class Chooser(AbstractSupervisor):
         return []
 
 
-def probe(make_probe_task) -> Task:
+def probe(make_probe_task, steps: int = 5) -> Task:
     return make_probe_task(
-        measured=2, command_memory=2, steps=5, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
+        measured=2, command_memory=2, steps=steps, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
     )
 
 
@@ -127,6 +129,23 @@ def test_a_machine_keeps_what_was_seen_of_it_where_a_run_goes_on_with_the_addres
     monkeypatch.setattr(recorder, "load_record", lambda number, spec: record_of(task, [0, 1, 1, 2]))
     guard.resume(recorder, 1, fleet, "probe")
     assert guard._episodes[0].machines.tolist() == [2, 1, 1, -3]  # the last one is there no more
+
+
+def test_a_machine_is_not_judged_by_what_its_sensors_invented(make_probe_task):
+    """Both machines are 0.3 off all the time; the second one's sensor reports a spike in each trajectory besides."""
+    task = probe(make_probe_task, steps=20)
+    fleet = fleet_of(task, "tcp/a:1", "tcp/b:1")
+    record = record_of(task, [0, 0, 1, 1])
+    record.references[...] = 0.3
+    record.measured[2:, 3, 0] = 5.0
+    sound = np.asarray(read_record(task.spec, record)[1])
+    first, second = fleet_metrics(fleet, task, record, sound, "run", 1, 0.0)["machines"]
+    assert [entry["measured_tracking_error"] for entry in (first, second)] == pytest.approx([0.3, 0.3])
+    assert [entry["trajectories"] for entry in (first, second)] == [2, 2]
+    assert first["valid_share"] == 1.0
+    assert second["valid_share"] == pytest.approx(1.0 - 2 / 20)  # the step to the spike, and the one from it
+    blind = fleet_metrics(fleet, task, record, np.zeros_like(sound), "run", 1, 0.0)["machines"]
+    assert [entry["valid_share"] for entry in blind] == [0.0, 0.0]  # they moved, and nobody knows how
 
 
 def test_nobody_looks_for_a_machine_of_a_fleet_that_was_closed(make_probe_task, monkeypatch):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from firsthand.agent import LearnerState, Rollout, Settings
+from firsthand.control.files import Request
 from firsthand.errors import UserError
-from firsthand.models import Controller, Policy
+from firsthand.models import Controller, Observer, Policy
 from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import SimulatedRobot, earned
 from firsthand.robots.earned import authority_metrics
@@ -23,6 +24,7 @@ from firsthand.training.forecast import Forecast, forecast, interpolate
 from firsthand.training.guard import Guard, recall
 from firsthand.training.judgement import GuardSettings, GuardState, judge_episode
 from firsthand.training.learning import with_policy
+from firsthand.training.live.interventions import EventLog, Interventions
 from firsthand.training.parts import AbstractControl, AbstractRequest, Outcome
 from firsthand_onboard.toy import toy_spec
 
@@ -237,15 +239,16 @@ LOOSE = GuardSettings(policy_change=1e9, error_factor=1e9)
 
 
 class Put(AbstractRequest):
-    """An operator's request for the policy of an episode."""
+    """An operator's request for the policy of an episode; as if it had run behind this observer."""
 
-    def __init__(self, trainer: Trainer, episode: int) -> None:
-        self.trainer, self.episode = trainer, episode
+    def __init__(self, trainer: Trainer, episode: int, observer: Observer | None = None) -> None:
+        self.trainer, self.episode, self.observer = trainer, episode, observer
         self.answer = ""
 
     def carry_out(self, learner: LearnerState, episode: int) -> Outcome:
         policy = self.trainer.recorder.load_policy(self.episode, self.trainer.task.spec)
-        return Outcome("done", with_policy(learner, policy))
+        policy = dataclasses.replace(policy, observer=self.observer)
+        return Outcome("done", with_policy(learner, policy), policy)
 
     def accept(self, outcome: Outcome) -> None:
         self.answer = outcome.answer
@@ -305,6 +308,35 @@ def test_what_the_operator_has_put_in_place_holds_after_a_resume(trainer):
     assert ran(again, 4) == ran(again, 2)
     again.run_episode()
     assert len(asked) == 1  # the next one is the learner's own
+
+
+def test_the_operators_policy_keeps_its_observer_in_a_resume_and_in_a_kept_checkpoint(trainer):
+    """The learner's own policy has no observer here: the pair without it has never run."""
+    desk = Desk()
+    made = trainer(LOOSE, control=desk)
+    for _ in range(2):
+        made.run_episode()
+    desk.requests.append(Put(made, 1, Observer.register(made.state.dynamics)))
+    made._apply_requests()
+    expected = weights(made._candidate())
+    assert made.state.observer is None
+    assert expected != ran(made, 1)
+
+    again = trainer(LOOSE)
+    again.resume()
+    assert weights(again._candidate()) == expected
+    elsewhere = trainer(LOOSE, robot_name="soft-arm")
+    elsewhere.resume()
+    assert weights(elsewhere._candidate()) == ran(made, 1)  # the learner's, which the guard looks at
+
+    path = made.recorder.run.path
+    interventions = Interventions(path, EventLog(path), made.recorder, made.robot, made.config)
+    interventions.carry_out(Request("checkpoint", "session"), made.state, 2)
+    again.run_episode()
+    assert ran(again, 3) == expected
+    restored = interventions.carry_out(Request("restore", "session", 2), again.state, 3)
+    assert restored.policy is not None
+    assert weights(restored.policy) == expected
 
 
 def test_a_policy_that_cannot_be_kept_is_not_put_in_place(trainer, monkeypatch):

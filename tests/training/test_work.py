@@ -15,6 +15,8 @@ from firsthand.agent import LearnerState
 from firsthand.errors import UserError
 from firsthand.models import Dynamics
 from firsthand.optim.rollout import Rollout
+from firsthand.robots.base import EpisodeRecord
+from firsthand.tasks import Task
 from firsthand.training.base_guard import BaseSettings
 from firsthand.training.work import ChunkStore, WorkLearner, WorkSettings
 from firsthand.training.work.contexts import Choice, Context, choose_context, forecast_error
@@ -120,7 +122,14 @@ def contexts(*usual: float) -> list[Any]:
     ],
 )
 def test_conditions_are_told_by_which_model_fits(usual, current, missed, expected):
-    assert choose_context(contexts(*usual), current, missed, better=0.85, surprise=1.4) == expected
+    choice, number = choose_context(contexts(*usual), current, missed, better=0.85, surprise=1.4)
+    assert (choice, number) == expected
+    assert isinstance(choice, Choice)
+
+
+def test_a_choice_is_written_as_the_text_that_it_is():
+    assert [f"{choice}" for choice in Choice] == ["same", "known", "new"]
+    assert Choice.NEW == "new"
 
 
 def test_bad_settings():
@@ -145,6 +154,57 @@ def test_a_policy_that_is_worse_twice_is_taken_back(work_task):
     assert float(context.state.radius) == pytest.approx(0.5 * radius)
     with pytest.raises(ValueError, match="a block has 2 trajectories"):
         learner.take(block_of_work(task, 3))
+
+
+def test_a_spike_is_not_an_error_of_the_policy(make_probe_task):
+    task = probe(make_probe_task, steps=20)
+    learner = learner_of(task)
+    first = learner.contexts[0].state
+    learner.take(_still(task))
+    assert learner.adopt(Update(0, first, changed(first)))
+    for ran in (None, 1):  # also where the policy has run the last trajectory only
+        spiked = _still(task)
+        spiked.measured[:, 3, 0] = 5.0
+        report = learner.take(spiked, ran=ran)
+        assert report.error == pytest.approx(0.1)
+        assert not report.taken_back
+    assert learner.contexts[0].history == []
+    assert learner.contexts[0].error == pytest.approx(0.1)
+
+
+def _still(task: Task) -> EpisodeRecord:
+    """A block of work in which the robot stands 0.1 beside its reference."""
+    record = block_of_work(task, 2)
+    record.measured[...], record.references[...] = 0.0, 0.1
+    return record
+
+
+def test_what_was_predicted_and_refined_for_a_policy_goes_with_it(work_task):
+    learner = learner_of(work_task)
+    first = learner.contexts[0].state
+    learner.take(block_of_work(work_task, 2, 0.1))
+    bad = changed(first)
+    ahead = jnp.ones_like(bad.refinement.ahead)
+    refinement = dataclasses.replace(bad.refinement, direction=ahead, active=jnp.asarray(True), ahead=ahead)
+    bad = dataclasses.replace(bad, refinement=refinement, expected_cost=jnp.asarray(0.02, jnp.float32))
+    assert learner.adopt(Update(0, first, bad))
+    assert [learner.take(block_of_work(work_task, 2, 1.0)).taken_back for _ in range(2)] == [False, True]
+    now = learner.contexts[0].state
+    assert math.isnan(float(now.expected_cost))
+    assert not bool(now.refinement.active)
+    assert not np.asarray(now.refinement.ahead).any()  # the next steps begin with the policy that runs
+    assert not np.asarray(now.refinement.direction).any()
+
+
+@pytest.fixture
+def work_task(make_probe_task) -> Task:
+    return probe(make_probe_task, steps=5)
+
+
+def probe(make_probe_task, steps: int) -> Task:
+    return make_probe_task(
+        measured=2, command_memory=2, steps=steps, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
+    )
 
 
 def same_policy(one: LearnerState, other: LearnerState) -> bool:

@@ -145,14 +145,19 @@ def append_rows(
     return _write((states, commands, following), make_room(buffer, rows), jnp.asarray(rows, jnp.int32))
 
 
+def has_room(buffer: Buffer, rows: int) -> bool:
+    """Whether this many more rows fit, also into every one of several buffers that are stacked along a leading axis."""
+    return int(buffer.size.max()) + rows <= buffer.states.shape[-2]
+
+
 def make_room(buffer: Buffer, rows: int) -> Buffer:
     """The same transitions in a buffer with room for this many more rows.
 
     The capacity doubles when they do not fit: the one case in which the programs of an update are compiled anew.
     """
-    needed = int(buffer.size) + rows
-    if needed <= buffer.capacity:
+    if has_room(buffer, rows):
         return buffer
+    needed = int(buffer.size) + rows
     larger = Buffer.empty(needed, buffer.states.shape[1], buffer.commands.shape[1], buffer.following.shape[1])
     at = slice(0, buffer.capacity)
     return Buffer(

@@ -38,7 +38,7 @@ from firsthand_onboard.observer import (
 from ..models import Dynamics, Observer
 from ..optim.rollout import Rollout
 from .buffer import Buffer, rollout_rows
-from .model_learning import ModelReport, adam, learn_model, rate_share, rescale
+from .model_learning import ModelReport, adam, learn_model, rate_share, rescale, split_rounds
 from .settings import Settings
 from .trees import all_finite, select_tree
 from .windows import (
@@ -156,7 +156,9 @@ def learn_candidates(
     trying = (estimation.trials < chosen.trials) | (late & ~noisy)
     other = jnp.where(considered, jnp.where(trying, chosen.trial_share, chosen.rival_share), 0.0)
     shares = jnp.where(active, jnp.stack([other, jnp.ones(())]), jnp.stack([jnp.ones(()), other]))
-    steps = (settings.model.steps * shares).astype(jnp.int32)
+    all_steps = settings.model.steps
+    least = jnp.where(shares > 0, min(1, all_steps), 0)  # a share of few steps is one of them, not none
+    steps = jnp.maximum((all_steps * shares).astype(jnp.int32), least)
 
     register, optimizer, report = learn_model(
         register, optimizer, buffer, settings, steps[0], rollout, key=register_key
@@ -171,8 +173,10 @@ def learn_candidates(
     sound = all_finite((observer, moments))
     observer, moments = select_tree(sound, (observer, moments), before)
     active = active & sound  # an observer that is not finite costs only itself
-    report = report._replace(
-        loss=jnp.where(active, loss, report.loss), held_out=jnp.where(active, held_out, report.held_out)
+    report = ModelReport(
+        loss=jnp.where(active, loss, report.loss),
+        accepted=active | report.accepted,  # and so does a register that nobody sees: it came back as it was
+        held_out=jnp.where(active, held_out, report.held_out),
     )
     new = Estimation(
         register_model=register,
@@ -371,7 +375,7 @@ def learn_observer(
     mask = jnp.asarray(gain_mask(observer.spec))
     length = chosen.closed + model.horizon
     everywhere = jnp.ones(buffer.capacity, bool)
-    per_round = steps // model.rescalings
+    rounds, per_round = split_rounds(steps, settings)
 
     def one_round(number, carry):
         weights, optimizer, scale, _, held_out = carry
@@ -413,7 +417,6 @@ def learn_observer(
     weights, fixed = split_observer(observer)
     unknown = jnp.asarray(jnp.nan)
     first = (weights, optimizer, observer.parameters.scale, unknown, unknown)
-    rounds = jnp.where(per_round > 0, model.rescalings, 0)
     weights, optimizer, scale, loss, held_out = jax.lax.fori_loop(0, rounds, one_round, first)
     return _with_scale(eqx.combine(weights, fixed), scale), optimizer, loss, held_out
 

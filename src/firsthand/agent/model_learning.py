@@ -123,6 +123,15 @@ def rate_share(done: Float[Array, "*shape"], settings: Settings) -> Float[Array,
     return settings.model.rate_end + (1.0 - settings.model.rate_end) * fall
 
 
+def split_rounds(steps: Int[Array, ""], settings: Settings) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """How many rounds `steps` Adam steps have, and the steps of each; sizes of errors are estimated once per round.
+
+    `settings.model.rescalings` rounds, or as many as there are steps where these are fewer.
+    """
+    rounds = jnp.minimum(steps, settings.model.rescalings)
+    return rounds, steps // jnp.maximum(rounds, 1)
+
+
 def count_blocks(buffer: Buffer, settings: Settings) -> Int[Array, ""]:
     """How many times `model.batch` transitions make a batch: it grows with the buffer, without recompiling."""
     most = max(settings.model.max_batch // settings.model.batch, 1)
@@ -185,7 +194,7 @@ def learn_windows(
     model = settings.model
     weights, fixed = split_trainable(dynamics)
     continuations, sound = find_continuations(buffer), find_sound(buffer)
-    per_round = steps // model.rescalings
+    rounds, per_round = split_rounds(steps, settings)
     blocks = count_blocks(buffer, settings)
 
     judged = None
@@ -236,7 +245,6 @@ def learn_windows(
         weights, optimizer, total = jax.lax.fori_loop(0, per_round, adam_step, start)
         return weights, optimizer, total / jnp.maximum(per_round, 1), held_out
 
-    rounds = jnp.where(per_round > 0, model.rescalings, 0)
     unknown = jnp.asarray(jnp.nan)
     weights, optimizer, loss, held_out = jax.lax.fori_loop(0, rounds, one_round, (weights, optimizer, unknown, unknown))
     if judged is not None:

@@ -71,7 +71,7 @@ class Refinement(eqx.Module):
     @staticmethod
     def initial(policy: Policy, settings: Settings) -> "Refinement":
         """Before the first refinement."""
-        flat, _ = ravel_pytree(eqx.filter(policy, eqx.is_array))
+        flat, _ = ravel_pytree(split_parameters(policy)[0])
         nothing = jnp.zeros_like(flat)
         return Refinement(
             nothing, jnp.asarray(settings.refinement.damping, flat.dtype), jnp.asarray(False), ahead=nothing

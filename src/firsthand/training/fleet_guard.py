@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Bool
 
 from firsthand_onboard import ControlSpec
 
@@ -178,11 +179,19 @@ def part_of(record: EpisodeRecord, machine: int) -> EpisodeRecord:
 
 
 def fleet_metrics(
-    fleet: AbstractRobot, task: Task, record: EpisodeRecord, run: str, episode: int, robot_time_s: float
+    fleet: AbstractRobot,
+    task: Task,
+    record: EpisodeRecord,
+    sound: Bool[np.ndarray, "trajectories steps"],
+    run: str,
+    episode: int,
+    robot_time_s: float,
 ) -> dict[str, Any]:
     """Of an episode of several machines: an entry per machine that took part, and the time that it took.
 
-    `robot_time_s` is the time before: machines that move at the same time take that of the longest share.
+    A machine took part where it measured anything, and is judged by its `sound` steps, as one that learns alone: what a
+    spike or a stuck sensor reports is no error of the machine's. `robot_time_s` is the time before: machines that move
+    at the same time take that of the longest share.
     """
     assert record.machines is not None
     entries, longest = [], 0
@@ -191,14 +200,15 @@ def fleet_metrics(
         if not own.valid.any():
             continue
         longest = max(longest, own.valid.shape[0])
-        measured = dataclasses.replace(own, truth=None)
+        believed = sound[record.machines == member.index]
+        measured = dataclasses.replace(own, truth=None, valid=believed)
         entries.append(
             {
                 "machine": member.address,
                 "index": member.index,
                 "trajectories": int(own.valid.any(axis=1).sum()),
                 "measured_tracking_error": tracking_metrics(task.spec, (measured,)).measured_mean_error,
-                "valid_share": float(own.valid.mean()),
+                "valid_share": float(believed.mean()),
                 **authority_metrics(member.robot.machine_id, run, episode, member.robot.authority),
             }
         )

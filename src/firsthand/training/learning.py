@@ -306,8 +306,7 @@ class Learner:
         experience = self.prepare(state, record, rng)
         assert experience.rollout is not None
         assert experience.sound is not None
-        if int(self.buffer.size) + record.valid.size > len(self.buffer.states):
-            self.buffer = make_room(self.buffer, record.valid.size)
+        self.buffer = make_room(self.buffer, record.valid.size)
         after, update = self.agent.observe(AgentState(state, self.buffer), experience)
         self.buffer = after.buffer
         health = diagnose(state, after.learner, after.buffer, experience.rollout, experience.sound, update.rollout)

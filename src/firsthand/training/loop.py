@@ -150,11 +150,12 @@ class Trainer:
         metrics["update_time_s"] = update_time_s
         if self.horizon.adaptive:
             self.horizon.update(record)  # chooses that of the next episode
+        sound = np.asarray(update.valid)
         if policy.policy.control is not None:
-            metrics |= base_metrics(self.task.spec, policy, record, tried, np.asarray(update.valid))
+            metrics |= base_metrics(self.task.spec, policy, record, tried, sound)
         if self.robot.members:
             identity = self.recorder.identity
-            metrics |= fleet_metrics(self.robot, self.task, record, identity, self.episode, self._robot_time_s)
+            metrics |= fleet_metrics(self.robot, self.task, record, sound, identity, self.episode, self._robot_time_s)
         self._robot_time_s = float(metrics["robot_time_s"])
         if self.robot.has_authority:
             metrics |= authority_metrics(
@@ -167,8 +168,9 @@ class Trainer:
         """Go on where the recorder was left; returns what the user should know about it."""
         resumed = self.recorder.resume(self._checkpoint())
         self.episode, self.state = resumed.episode, resumed.checkpoint.learner
-        # The same weights on the same robot: what the operator decided still holds.
+        # The same weights on the same robot: what the operator decided still holds, and with the same observer.
         self._chosen_by_operator = resumed.checkpoint.chosen_on == self.config.robot
+        self._operators_policy = resumed.checkpoint.operators_policy if self._chosen_by_operator else None
         self.robot.restore(resumed.checkpoint.robot)
         record = None
         for record in resumed.records:
@@ -244,7 +246,8 @@ class Trainer:
             try:
                 outcome = request.carry_out(self.state, self.episode)
                 if outcome.learner is not None:
-                    checkpoint = Checkpoint(outcome.learner, self.robot.snapshot(), chosen_on=self.config.robot)
+                    where = self.config.robot
+                    checkpoint = Checkpoint(outcome.learner, self.robot.snapshot(), where, outcome.policy)
                     self.recorder.replace_checkpoint(self.episode, checkpoint)  # first: what is not kept does not run
                     self.state, self._chosen_by_operator = outcome.learner, True
                     self._operators_policy = outcome.policy
@@ -278,4 +281,4 @@ class Trainer:
 
     def _checkpoint(self) -> Checkpoint:
         chosen_on = self.config.robot if self._chosen_by_operator else ""
-        return Checkpoint(self.state, self.robot.snapshot(), chosen_on)
+        return Checkpoint(self.state, self.robot.snapshot(), chosen_on, self._operators_policy)

@@ -85,6 +85,8 @@ class Checkpoint(NamedTuple):
     """The robot's snapshot."""
     chosen_on: str = ""
     """The robot on which an operator has put the learner's policy in place; empty for a policy that was learned."""
+    operators_policy: Controller | None = None
+    """What he has put in place, with the observer that it ran with; None for the learner's own."""
 
 
 class KeptPolicy(NamedTuple):

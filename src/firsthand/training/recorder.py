@@ -11,10 +11,11 @@ import numpy as np
 from firsthand_onboard import ControlSpec
 
 from ..errors import UserError
-from ..models import Controller
+from ..models import Controller, Policy
 from ..robots import EpisodeRecord
 from ..runs import RunFolder, atomic
 from ..runs.pytrees import from_arrays, to_arrays
+from .bases import on_base_of
 from .parts import AbstractRecorder, Checkpoint, EpisodeSummary, KeptPolicy, Resumed
 
 PROOF_EPISODES = 3
@@ -24,6 +25,9 @@ FRESH_EPISODES = 10
 """For this many episodes a proof counts in full. After that it grows old: a machine that drifts is another machine."""
 AGEING = 1.03
 """By this factor per episode a proof that is older than `FRESH_EPISODES` counts as worse."""
+
+OPERATORS = "operator."
+"""What the arrays of an operator's policy begin with in a checkpoint."""
 
 MIN_VALID_SHARE = 0.5
 """A policy is proven only by an episode of which more than this share was measured soundly."""
@@ -163,7 +167,7 @@ class FolderRecorder(AbstractRecorder):
         info: dict[str, Any] = {"best_error": math.inf if self.kept is None else self.kept.proof}
         if checkpoint.chosen_on:
             info["operators_policy"] = checkpoint.chosen_on
-        self.run.save_checkpoint(episode, to_arrays(_stored_arrays(checkpoint)), info)
+        self.run.save_checkpoint(episode, checkpoint_arrays(checkpoint), info)
 
     def metrics(self) -> list[dict[str, Any]]:
         """One entry per recorded episode."""
@@ -188,10 +192,9 @@ class FolderRecorder(AbstractRecorder):
         episode, checkpoint, best_error, notes = 0, template, math.inf, []
         if self.run.checkpoints():
             found = self.run.load_checkpoint()
-            restored = from_arrays(_stored_arrays(template), found.arrays)
-            chosen_on = str(found.info.get("operators_policy", ""))
-            checkpoint = Checkpoint(restored["learner"], restored["robot"], chosen_on)
             with atomic.using(f"the checkpoint of episode {found.episode} of {self.run.path}"):
+                checkpoint = checkpoint_from_arrays(template, found.arrays)
+                checkpoint = checkpoint._replace(chosen_on=str(found.info.get("operators_policy", "")))
                 episode, best_error, notes = found.episode, float(found.info["best_error"]), list(found.notes)
         self.run.rewind(episode)
         self._resume_kept(episode, best_error, template.learner.policy.spec)
@@ -231,6 +234,18 @@ class FolderRecorder(AbstractRecorder):
         self.run.save_best(arrays, {"episode": episode, "tracking_error": error})
 
 
-def _stored_arrays(checkpoint: Checkpoint) -> dict[str, Any]:
+def checkpoint_arrays(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     """The part of a checkpoint that is arrays, under the names that its file has."""
-    return {"learner": checkpoint.learner, "robot": checkpoint.robot}
+    arrays = to_arrays({"learner": checkpoint.learner, "robot": checkpoint.robot})
+    chosen = checkpoint.operators_policy
+    return arrays | ({} if chosen is None else {OPERATORS + name: array for name, array in chosen.arrays().items()})
+
+
+def checkpoint_from_arrays(template: Checkpoint, arrays: Mapping[str, np.ndarray]) -> Checkpoint:
+    """What `checkpoint_arrays` wrote; `template` has the structure of learner and robot."""
+    chosen = {name.removeprefix(OPERATORS): array for name, array in arrays.items() if name.startswith(OPERATORS)}
+    others = {name: array for name, array in arrays.items() if not name.startswith(OPERATORS)}
+    restored = from_arrays({"learner": template.learner, "robot": template.robot}, others)
+    policy: Policy = restored["learner"].policy
+    operators = on_base_of(Controller.from_arrays(policy.spec, chosen), policy) if chosen else None
+    return Checkpoint(restored["learner"], restored["robot"], operators_policy=operators)

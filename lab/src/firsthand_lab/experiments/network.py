@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from firsthand.cli.simulator import Fit, Record
+from firsthand.logs import read_log
 from firsthand.report.style import styled
+from firsthand.robots.description import ROBOT_DESCRIPTION
+from firsthand.robots.registry import find_robot
 from firsthand.robots.stored_simulator import DESCRIPTION
+from firsthand.runs import RunFolder, provenance
+from firsthand.simulators import FitSettings, fit, fit_linear, open_loop, record
+from firsthand.simulators.data import split
+from firsthand.simulators.folder import save
 
 from . import files
 from .base import Comparison, Cost, Experiment, Finding, Job, Report, Result, Seeds, Size, Verdict
@@ -123,7 +129,30 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     if not (simulator / DESCRIPTION).exists():
         for leftover in (simulator, log):
             shutil.rmtree(leftover, ignore_errors=True)
-        Record(parameters["machine"], log, minutes=parameters["minutes"]).run()
-        Fit((log,), simulator, **parameters["fit"]).run()
+        fit_network(parameters, log, simulator)
     report(0, "the network is fitted")
     learn({**parameters["setup"], "robot": str(simulator)}, folder, report)
+
+
+def fit_network(parameters: dict[str, Any], log: Path, simulator: Path) -> None:
+    """Minutes of random motion of the machine, and a network that has learned from seven eighths of them."""
+    found, settings = find_robot(parameters["machine"]), FitSettings(**parameters["fit"])
+    robot = found.make(seed=0)
+    description = robot.description()
+    config = {"robot": found.name, ROBOT_DESCRIPTION: description.as_dict()}
+    with RunFolder.create(log, config, provenance=provenance.collect()) as stored:
+        for number, episode in enumerate(record(robot, parameters["minutes"], seed=0), start=1):
+            stored.save_episode(number, episode.arrays(), {"episode": number})
+    spec = description.spec
+    read = read_log(log, spec)
+    learned, held = split(list(read.series), spec.period_s)
+    plant = fit(spec, learned, settings)
+    save(
+        simulator,
+        plant,
+        robot=found.name,
+        description=description,
+        data=[{"path": str(log), "sha256": read.sha256, "rows": read.usable}],
+        settings=settings,
+        accuracy={"held out": open_loop(plant, held, fit_linear(spec, learned))},
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from firsthand.agent import Agent, AgentState, Buffer, Experience, LearnerState, Rollout, Settings, Update
-from firsthand.agent.buffer import append_rollout
+from firsthand.agent.buffer import append_rollout, has_room
 from firsthand.agent.estimation import in_use
 from firsthand.agent.trees import stack_trees, take_member
 from firsthand.errors import UserError
@@ -113,8 +113,8 @@ class Together:
             )
 
     def _check_room(self) -> None:
-        rows = self.task.trajectories * self.task.steps
-        if int(self.buffer.size.max()) + rows > self.buffer.states.shape[1]:
+        """The buffers are not made larger on the way: a program that serves all seeds would be compiled anew."""
+        if not has_room(self.buffer, self.task.trajectories * self.task.steps):
             raise ValueError("there are more episodes than `episodes`, for which the buffers were made")
 
     def _controllers(self) -> Controller:

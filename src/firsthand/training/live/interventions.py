@@ -12,11 +12,11 @@ from ...errors import UserError
 from ...robots import AbstractRobot
 from ...runs import atomic
 from ...runs.packed import DamagedFile, unpack
-from ...runs.pytrees import from_arrays
 from ..bases import on_base_of
 from ..config import TrainingConfig
 from ..learning import with_policy
-from ..parts import AbstractRecorder, Outcome
+from ..parts import AbstractRecorder, Checkpoint, Outcome
+from ..recorder import checkpoint_from_arrays
 
 KEPT_FOLDER = "kept"
 """The run's folder for checkpoints that a person wants to stay."""
@@ -105,15 +105,15 @@ class Interventions:
         path = self.run / KEPT_FOLDER / f"{episode:06d}.safetensors"
         try:
             arrays, _ = unpack(atomic.read_bytes(path))
-            template = {"learner": learner, "robot": self.robot.snapshot()}
-            restored = from_arrays(template, arrays)["learner"]
+            with atomic.using(str(path)):
+                kept = checkpoint_from_arrays(Checkpoint(learner, self.robot.snapshot()), arrays)
         except OSError as error:
             raise UserError(f"cannot read {path}: {atomic.cause(error)}.") from None
         except DamagedFile as error:
             raise UserError(f"{path} is damaged: {error}.") from None
-        return Outcome(
-            f"model and policy are those after episode {episode}", with_policy(restored, restored.controller)
-        )
+        policy = kept.operators_policy or kept.learner.controller
+        answer = f"model and policy are those after episode {episode}"
+        return Outcome(answer, with_policy(kept.learner, policy), kept.operators_policy)
 
 
 def _kilograms(tag: str) -> float | None:

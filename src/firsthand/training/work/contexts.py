@@ -5,6 +5,7 @@ each new block of work, and the best prediction selects the context. If no conte
 used to, the conditions are new, and a new context starts from the nearest one.
 """
 
+import enum
 import math
 from dataclasses import dataclass, field
 
@@ -86,15 +87,17 @@ def _forecast_error(
     return jnp.where(moved.max() > STILL * windows, missed.sum() / moved.sum(), jnp.nan)
 
 
-class Choice:
-    """The verdict of the newest block of work on the conditions."""
+class Choice(enum.StrEnum):
+    """The verdict of the newest block of work on the conditions. A text besides: reports and files have it as it is."""
 
-    SAME, KNOWN, NEW = "same", "known", "new"
+    SAME = "same"
+    KNOWN = "known"
+    NEW = "new"
 
 
 def choose_context(
     contexts: list[Context], current: int, missed: list[float], *, better: float, surprise: float
-) -> tuple[str, int]:
+) -> tuple[Choice, int]:
     """Whether a machine works under the same conditions, known other ones, or new ones; and the context to go on from.
 
     `missed` has each context's `forecast_error`. Another context is taken where it misses less than `better` times what

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool
 
 from ...agent import Agent, AgentState, LearnerState, Settings
+from ...agent.refinement import Refinement
 from ...errors import UserError
 from ...evaluation import tracking_metrics
 from ...models import Controller
@@ -68,8 +71,8 @@ class WorkReport(NamedTuple):
     """Mean tracking error, as measured."""
     context: int
     """Number of the conditions, in the order in which they were first met."""
-    choice: str
-    """same, known or new."""
+    choice: Choice
+    """Whether they are the same as before, known other ones, or new."""
     missed: float
     """Share of the motion that the model in use missed."""
     due: bool
@@ -170,9 +173,8 @@ class WorkLearner:
             )
         self.block += 1
         rollout, sound = read_record(self.task.spec, record)
-        metrics = tracking_metrics(self.task.spec, (record,))
-        error = metrics.measured_mean_error
-        true_error = math.nan if record.truth is None else metrics.mean_error
+        error = self._error(record, sound)
+        true_error = math.nan if record.truth is None else tracking_metrics(self.task.spec, (record,)).mean_error
         numbers = sorted(self.contexts)
         missed = [forecast_error(self.contexts[number].state, rollout, sound) for number in numbers]
         ran = len(record.commands) if ran is None else ran
@@ -185,9 +187,9 @@ class WorkLearner:
             surprise=self.work.surprise,
         )
         before, own = self.current, missed[numbers.index(self.current)]
-        if choice == Choice.NEW:
+        if choice is Choice.NEW:
             self._begin(numbers[at])
-        elif choice == Choice.KNOWN:
+        elif choice is Choice.KNOWN:
             self.current = numbers[at]
         if self.current != before:
             # The block may hold work under both conditions: it is used to recognise, not to learn.
@@ -205,7 +207,7 @@ class WorkLearner:
         context.usual = _follow(context.usual, missed, 0.2)
         authority, taken_back = self._authority(context), False
         if judged is not None:
-            own = tracking_metrics(self.task.spec, (judged,)).measured_mean_error
+            own = self._error(judged, sound[-len(judged.commands) :])
             if context.standing is not None:
                 taken_back = self._judge_on_base(context, judged, own)
             if not (taken_back or authority == 0.0):
@@ -215,6 +217,11 @@ class WorkLearner:
         wanted = self.work.blocks if eager else self.work.idle_blocks
         due = len(self.newest) == self.work.blocks and self.since_update >= wanted
         return WorkReport(error, self.current, Choice.SAME, missed, due, taken_back, authority)
+
+    def _error(self, record: EpisodeRecord, sound: Bool[Array, "trajectories steps"]) -> float:
+        """Mean tracking error, as measured, over the sound steps: a spike of a sensor is no error of the policy."""
+        counted = dataclasses.replace(record, valid=np.asarray(sound))
+        return tracking_metrics(self.task.spec, (counted,)).measured_mean_error
 
     def _authority(self, context: Context) -> float:
         """What the learned part has over its base now; NaN without one."""
@@ -252,13 +259,17 @@ class WorkLearner:
         context.good = context.state
         return False
 
-    @staticmethod
-    def _take_back(context: Context) -> None:
-        """Go on with the last good policy."""
+    def _take_back(self, context: Context) -> None:
+        """Go on with the last good policy, for which the model has predicted nothing and no refinement has begun."""
         good = context.good
         assert good is not None
         context.state = dataclasses.replace(
-            context.state, policy=good.policy, radius=0.5 * context.state.radius, record=good.record
+            context.state,
+            policy=good.policy,
+            radius=0.5 * context.state.radius,
+            expected_cost=jnp.full_like(context.state.expected_cost, jnp.nan),
+            refinement=Refinement.initial(good.policy, self.settings),
+            record=good.record,
         )
         context.history, context.good = [], None
         context.error = math.nan

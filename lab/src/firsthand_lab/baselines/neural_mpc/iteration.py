@@ -79,8 +79,8 @@ def improve_plan(
     free = jnp.where(held, 0.0, 1.0)
     H = J.T @ J * free[:, None] * free + jnp.diag(damping + (1.0 - free))
     direction = -jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(H), gradient * free)
-    shares = jnp.asarray((*SHARES, 0.0))
+    shares = jnp.asarray((0.0, *SHARES))  # the plan first: the first of equals is taken
     tried = jnp.clip(flat + shares[:, None] * direction, lowest, highest).reshape(-1, horizon, count)
     tried = jnp.where(jnp.isfinite(tried).all(axis=(1, 2), keepdims=True), tried, plan)
     costs = jax.vmap(lambda p: horizon_cost(dynamics, residuals, start, references, p))(tried)
-    return tried[jnp.nanargmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))]
+    return tried[jnp.argmin(jnp.where(jnp.isfinite(costs), costs, jnp.inf))]

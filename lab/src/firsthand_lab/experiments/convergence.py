@@ -146,8 +146,8 @@ def _text(loss: Curves, law: PowerLaw, there: Slope, verdict: Verdict, size: Siz
         )
     else:
         beside_the_paper = ""
-    short = "" if size.name == "full" else f"With {last} instead of 400 episodes this is a look, not a measurement. "
-    return begin + found + beside_the_paper + short.rstrip()
+    short = "" if size.name == "full" else f"With {last} instead of 400 episodes this is a look, not a measurement."
+    return (begin + found + beside_the_paper + short).rstrip()
 
 
 @styled

@@ -16,6 +16,10 @@ import yaml
 
 from documented import ROOT
 from firsthand.training.presets import PRESETS
+from firsthand_lab.experiments import Size, Verdict
+from firsthand_lab.experiments.convergence import PAPER_SEGMENT, judge_exponent
+from firsthand_lab.experiments.curves import slope_between
+from firsthand_lab.experiments.registry import EXPERIMENTS
 from firsthand_onboard.cli import parser as onboard_parser
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
@@ -114,6 +118,35 @@ def test_a_number_that_is_not_the_datas_is_found() -> None:
     assert "but sensors/" in numbers.disagreement(claim, "9.9")
     assert "has 2 numbers" in numbers.disagreement(claim, "1.1, 1.2")
     assert "no such cell" in numbers.disagreement(claim, None)
+
+
+def test_a_verdict_that_is_not_the_findings_is_found(tmp_path: Path) -> None:
+    numbers = load("scripts/check_numbers.py")
+    recorded = json.loads((numbers.RESULTS / "experiments" / "convergence" / "finding.json").read_text())
+    assert recorded["verdict"] == "FAIL"
+    folder = tmp_path / "experiments" / "convergence"
+    folder.mkdir(parents=True)
+    numbers.RESULTS = tmp_path
+    for verdict, wrong in (("FAIL", 0), ("PASS", 1), ("not comparable", 1)):
+        (folder / "finding.json").write_text(json.dumps({**recorded, "verdict": verdict}))
+        assert len(list(numbers.verdicts())) == wrong, verdict
+
+
+def test_the_page_says_which_experiments_have_recorded_data() -> None:
+    numbers = load("scripts/check_numbers.py")
+    (table,) = [one for one in numbers.tables("docs/experiments.md") if one.headings[:2] == ["name", "recorded on"]]
+    rows = [(name, row) for row in table.rows for name in row[0].split(", ")]
+    assert sorted(name for name, _ in rows) == sorted(EXPERIMENTS)
+    for name, row in rows:
+        recorded = any((numbers.RESULTS / folder / "finding.json").exists() for folder in (f"experiments/{name}", name))
+        assert ("not run at full size" in row[-1]) != recorded, name
+
+
+def test_the_finding_of_convergence_is_what_its_tables_give_today() -> None:
+    judge = load("benchmarks/judge_convergence.py")
+    recorded = json.loads((judge.RESULTS / "finding.json").read_text())
+    row = judge_exponent(slope_between(judge.rebuild_losses(), *PAPER_SEGMENT), Size("full", recorded["seeds"]))
+    assert (row.measured, row.verdict) == (recorded["rows"][0]["measured"], Verdict(recorded["verdict"]))
 
 
 @pytest.mark.slow

@@ -1,17 +1,23 @@
 """Backpropagation through time on a plant whose best controller is known, and the base under the policy."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from firsthand.agent import ImaginedStarts
+from firsthand.controllers.pi import Axis, Identification
 from firsthand.models import Controller, Policy
 from firsthand.plants.linear_quadratic import augmented_system, preview_policy_cost
 from firsthand.plants.probes import ScalarPlant
-from firsthand.training.bases import as_jax
+from firsthand.training import preset
+from firsthand.training.bases import Recorded, as_jax
+from firsthand.training.prior import Prior
 from firsthand_lab.baselines.ours import RobotController
 from firsthand_lab.baselines.pid import follow_episode
+from firsthand_lab.baselines.residual import ResidualLearner
 from firsthand_lab.baselines.residual.backpropagation import improve_policy, model_cost, optimizer
 from firsthand_lab.baselines.setup import plant_and_task
 from firsthand_lab.baselines.view import RobotView
@@ -84,6 +90,32 @@ def test_before_anything_is_learned_the_commands_are_the_bases():
         shown.append(np.concatenate([r.commands for r in view.records]))
     np.testing.assert_allclose(shown[0], shown[1], atol=1e-3)
     assert np.abs(shown[0]).max() > 0.1
+
+
+def test_the_model_learns_from_the_identification_and_the_first_episode_is_the_bases(monkeypatch):
+    """As ours on `--base pi`: the same pushes, and nothing excited after them."""
+    _, task = plant_and_task("excavator", tiny=True)
+    joints, rows = len(task.spec.layout.position), 40
+    table = (np.asarray([0.1, 1.0]), np.asarray([0.0, 0.5]))
+    axes = tuple(Axis(1.0, table, table, 0.1, 0.1) for _ in range(joints))
+    measured = np.tile(np.concatenate([task.home, np.zeros(joints)]), (rows, 1))
+    pushes = np.random.default_rng(0).uniform(-1.0, 1.0, (rows, joints))
+    recorded = Recorded(measured, pushes, np.ones(rows - 1, bool))
+    monkeypatch.setattr(
+        "firsthand_lab.baselines.residual.learner.identify_axes",
+        lambda *args, **options: Identification(axes, 60.0, 1.0, recorded),
+    )
+    learned_from = []
+    monkeypatch.setattr(Prior, "warm_start", lambda self, state, *args, **options: learned_from.append(self) or state)
+    settings = preset("fast").with_changes({"model.hidden": (8, 8), "observer.use": 0})
+    learner = ResidualLearner(task, settings, seed=0, capacity=task.steps)
+    learner.excite(SimpleNamespace(task=task))  # pyright: ignore[reportArgumentType] (nothing moves)
+    assert learned_from[0].has_seen_motion
+    stored = int(learner.buffer.size)
+    assert 0 < stored < rows
+    shown = np.asarray(learner.buffer.commands[:stored])
+    assert all((np.abs(pushes - command).max(axis=1) < 1e-6).any() for command in shown)
+    assert type(learner.make()) is type(learner.make_best()) is RobotController, "nothing is added to the commands"
 
 
 class Plain:

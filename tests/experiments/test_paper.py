@@ -12,7 +12,8 @@ import pytest
 from firsthand.plants.excavator import PAYLOADS
 from firsthand_lab.experiments import Finding, Job, Size, Verdict, files, learning, worker
 from firsthand_lab.experiments.ablations import cycle_share
-from firsthand_lab.experiments.curves import Curves, power_law, slope_between
+from firsthand_lab.experiments.convergence import judge_exponent
+from firsthand_lab.experiments.curves import Curves, mean_interval, power_law, slope_between
 from firsthand_lab.experiments.payload import Response, is_heavier, responses, schedule
 from firsthand_lab.experiments.registry import EXPERIMENTS, find
 from firsthand_lab.experiments.sensitivity import effect
@@ -142,6 +143,42 @@ def test_the_law_is_judged_where_the_paper_has_it(burn_in: int, plateau: int, ex
     else:
         assert there.high < 1.0
     assert not np.isfinite(slope_between(power_law_with(2, 14, 4.0, 0.3), 500, 600).exponent)
+
+
+def curves_with(exponents: np.ndarray) -> Curves:
+    """A seed per exponent: ℓ = t^−exponent."""
+    episodes = np.arange(1, 201)
+    return Curves(episodes, episodes ** -np.asarray(exponents, float)[:, None])
+
+
+def test_the_interval_of_an_exponent_is_students_over_seeds() -> None:
+    """By hand: mean 2, standard deviation 1, t of two degrees of freedom 4.303, so 4.303 / √3 to either side."""
+    slope = slope_between(curves_with(np.asarray([1.0, 2.0, 3.0])), 10, 200)
+    assert (slope.exponent, slope.low, slope.high) == pytest.approx((2.0, 2.0 - 2.484, 2.0 + 2.484), abs=1e-3)
+    assert all(np.isnan(mean_interval(np.asarray(few))[1:]).all() for few in ([1.0], [1.0, 2.0]))
+
+
+@pytest.mark.parametrize("seeds", [3, 4])
+def test_the_interval_covers_the_truth_as_often_as_it_says(seeds: int) -> None:
+    """A percentile interval of resampled seeds covers 0 % with one seed, 49 % with two and 78 % with four."""
+    rng = np.random.default_rng(5)
+    drawn = rng.normal(4.0, 0.5, (1000, seeds))
+    covered = [low <= 4.0 <= high for _, low, high in map(mean_interval, drawn)]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("exponents", "verdict"),
+    [
+        ([3.8, 4.0, 4.2], Verdict.PASS),
+        ([0.9, 1.0, 1.1], Verdict.FAIL),
+        ([3.8, 4.2], Verdict.NOT_COMPARABLE),
+        ([1.0], Verdict.NOT_COMPARABLE),
+    ],
+)
+def test_the_law_is_judged_by_three_seeds_or_more(exponents: list[float], verdict: Verdict) -> None:
+    there = slope_between(curves_with(np.asarray(exponents)), 10, 200)
+    assert judge_exponent(there, Size("full", len(exponents))).verdict is verdict
 
 
 def test_the_mean_over_seeds_is_taken_on_a_log_scale() -> None:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -7,11 +8,13 @@ import pytest
 
 from firsthand.errors import UserError
 from firsthand.plants.probes import ScalarPlant
-from firsthand.robots import SimulatedRobot
+from firsthand.robots import EpisodeRecord, SimulatedRobot
 from firsthand.runs.pytrees import from_arrays, to_arrays
 from firsthand.training import Trainer, TrainingConfig, learning
 from firsthand.training.learning import draw_imagined_starts
 from firsthand.training.presets import preset
+from firsthand_lab.experiments import files, together
+from firsthand_lab.experiments.learning import Log, Setup
 from firsthand_lab.experiments.together import Together
 
 EPISODES, SEEDS = 2, (0, 3)
@@ -57,6 +60,34 @@ def test_a_snapshot_goes_on_as_if_nothing_had_happened(task, curves):
     other = Together(ScalarPlant(), task, SETTINGS, SEEDS, episodes=EPISODES)
     other.restore(from_arrays(other.snapshot(), kept))
     np.testing.assert_array_equal(other.run_episode()["cost"], curves[0][1]["cost"])
+
+
+def test_every_true_step_counts_whatever_the_learner_believes(task, curves, monkeypatch):
+    """As in the Trainer. Otherwise the error would leave out other steps with every learner."""
+    prepare = learning.prepare_experience
+
+    def blinded(task, settings, buffer, record, rng, **options):
+        measured = record.measured.copy()
+        measured[0, 3:8] = np.nan  # the learner alone sees this
+        return prepare(task, settings, buffer, replace(record, measured=measured), rng, **options)
+
+    monkeypatch.setattr(together, "prepare_experience", blinded)
+    group = Together(ScalarPlant(), task, SETTINGS, SEEDS, episodes=EPISODES)
+    np.testing.assert_array_equal(group.run_episode()["tracking_error"], curves[0][0]["tracking_error"])
+
+
+def test_the_true_paths_of_shapes_are_kept(task, tmp_path):
+    """Not what the sensors showed: the true errors stand beside them."""
+    reference = task.evaluation(task.evaluation_speed)[0]
+    steps, layout = len(reference.points), task.spec.layout
+    measured, truth = np.full((1, steps + 1, 1), 0.3, np.float32), np.full((1, steps + 1, 1), 0.1, np.float32)
+    beyond = np.concatenate([reference.points, np.repeat(reference.points[-1:], task.spec.preview[-1], axis=0)])
+    commands = np.zeros((1, steps, 1), np.float32)
+    record = EpisodeRecord.complete(np.zeros((1, layout.size)), measured, commands, beyond[None], truth)
+    one = SimpleNamespace(spec=task.spec, evaluation_speed=0.5, evaluation=lambda speed: (reference,))
+    Log(tmp_path, Setup()).keep_shapes(1, SimpleNamespace(task=one, follow=lambda: [(record,)]))
+    arrays, _ = files.read_arrays(tmp_path / "paths" / "000001.safetensors")
+    np.testing.assert_array_equal(arrays[f"0.{reference.name}.path"], truth[0, :-1])
 
 
 def test_a_seed_without_a_sound_start_does_not_change_the_others(task, monkeypatch):

@@ -27,7 +27,7 @@ OnEpisode = Callable[[int, float], None]
 
 @dataclass
 class Books:
-    """The files of one way to control a robot."""
+    """A row per episode and a row per test of one way to control a robot."""
 
     episodes: list[dict[str, Any]] = field(default_factory=list)
     """`episode`, `error`, `valid` (share of the steps that happened), `outside` (share of them at which a position was
@@ -59,7 +59,11 @@ class Books:
 
 
 def test_goals(robot: AbstractRobot) -> np.ndarray:
-    """Goals of a test, from where the robot is."""
+    """Goals of a test: the same random numbers every time.
+
+    The goals themselves differ a little, because they are drawn to lie far enough from where the robot is, and so do
+    the references, which begin there.
+    """
     return robot.task.sample_goals(np.random.default_rng(TEST_SEED), robot.measured(), robot.task.trajectories)
 
 

@@ -41,11 +41,11 @@ class Convergence(Experiment):
         per_core = speed["episodes"] / speed["core_seconds"]
         rows = [
             judge_exponent(there, size),
-            Comparison("exponent of the steepest segment found", interval(law), "about 4"),
+            Comparison("exponent of the steepest segment found", resampled(law), "about 4"),
             Comparison("burn-in ends at episode", str(law.burn_in), "10"),
             Comparison("plateau begins at episode", str(law.plateau), "200"),
             *(_loss_row(loss, episode) for episode in PAPER_LOSS if episode <= EPISODES[size.name]),
-            Comparison("exponent of the model's error on new episodes", interval(model_law), "–"),
+            Comparison("exponent of the model's error on new episodes", resampled(model_law), "–"),
             *(
                 Comparison(f"episodes per core-second, {count:.0f} seed(s) side by side", f"{value:.2f}", "–")
                 for count, value in zip(speed["seeds"], per_core, strict=True)
@@ -71,7 +71,7 @@ class Convergence(Experiment):
             numbers={
                 "exponent_10_to_200": [there.exponent, there.low, there.high],
                 "exponent": law.exponent,
-                "exponent_95": [law.low, law.high],
+                "exponent_resampled": [law.low, law.high],
                 "exponents_of_seeds": [power_law(Curves(loss.episodes, one[None])).exponent for one in loss.values],
                 "burn_in": law.burn_in,
                 "plateau": law.plateau,
@@ -82,15 +82,25 @@ class Convergence(Experiment):
         )
 
 
-def interval(law: PowerLaw | Slope) -> str:
-    """An exponent with its 95 % interval."""
-    return f"{law.exponent:.1f} (95 %: {law.low:.1f} to {law.high:.1f})" if np.isfinite(law.exponent) else "none found"
+def interval(law: Slope) -> str:
+    """An exponent with its 95 % interval over seeds, where there are enough of them."""
+    if not np.isfinite(law.exponent):
+        return "none found"
+    ends = f"95 %: {law.low:.1f} to {law.high:.1f}" if np.isfinite(law.low) else "too few seeds for an interval"
+    return f"{law.exponent:.1f} ({ends})"
+
+
+def resampled(law: PowerLaw) -> str:
+    """An exponent with what resampled sets of seeds give."""
+    if not np.isfinite(law.exponent):
+        return "none found"
+    return f"{law.exponent:.1f} (resampled seeds: {law.low:.1f} to {law.high:.1f})"
 
 
 def judge_exponent(there: Slope, size: Size) -> Comparison:
     """The row of the paper's law, with its verdict."""
-    if size.name != "full" or not np.isfinite(there.exponent):
-        verdict = Verdict.NOT_COMPARABLE  # a shorter run does not reach episode 200
+    if size.name != "full" or not np.isfinite(there.low):
+        verdict = Verdict.NOT_COMPARABLE  # a shorter run does not reach episode 200, and few seeds have no interval
     else:
         verdict = Verdict.PASS if there.low <= NEAR[1] and there.high >= NEAR[0] else Verdict.FAIL
     first, last = PAPER_SEGMENT
@@ -115,13 +125,14 @@ def _text(loss: Curves, law: PowerLaw, there: Slope, verdict: Verdict, size: Siz
     if np.isfinite(there.exponent):
         first, end = PAPER_SEGMENT
         begin += (
-            f"Between episodes {first} and {end}, where the paper's law holds, the loss falls like {_power(there)}. "
+            f"Between episodes {first} and {end}, where the paper's law holds, the loss falls like t^−k with k = "
+            f"{interval(there)}. "
         )
     begin += "A line of three pieces on log axes, its corners free, "
     if not np.isfinite(law.exponent):
         return begin + "found no segment that falls more steeply than what is before and after it."
     found = (
-        f"finds burn-in until episode {law.burn_in}, then a fall like t^−{law.exponent:.1f} (95 % interval "
+        f"finds burn-in until episode {law.burn_in}, then a fall like t^−{law.exponent:.1f} (resampled seeds: "
         f"{law.low:.1f} to {law.high:.1f}) until episode {law.plateau}, then a plateau that ends at "
         f"{loss.around(last):.1e} m². "
     )
@@ -135,12 +146,8 @@ def _text(loss: Curves, law: PowerLaw, there: Slope, verdict: Verdict, size: Siz
         )
     else:
         beside_the_paper = ""
-    short = "" if size.name == "full" else f"With {last} instead of 400 episodes this is a look, not a measurement. "
-    return begin + found + beside_the_paper + short.rstrip()
-
-
-def _power(law: Slope) -> str:
-    return f"t^−{law.exponent:.1f} (95 % interval {law.low:.1f} to {law.high:.1f})"
+    short = "" if size.name == "full" else f"With {last} instead of 400 episodes this is a look, not a measurement."
+    return (begin + found + beside_the_paper + short).rstrip()
 
 
 @styled

@@ -6,7 +6,7 @@ It leaves:
     shapes.csv              the metrics of table 1 on each evaluation reference, per mark and seed
     speeds.csv              the same over all references together at several speeds, for the last policies, and, with
                             an empty speed, for the random references of the last episode
-    paths/EPISODE.safetensors      references and paths of the shapes at a mark
+    paths/EPISODE.safetensors      references and true paths of the shapes at a mark
     records/EPISODE.safetensors    what the robots did in an episode that was asked for
 """
 
@@ -176,7 +176,7 @@ class Log:
         for seed, records in zip(self.setup.seeds, followed, strict=True):
             for reference, record in zip(references, records, strict=True):
                 steps = record.commands.shape[1]
-                path = np.asarray(tracked_output(spec, record.measured[0, :steps].astype(np.float64)))
+                path = np.asarray(tracked_output(spec, record.best_known[0, :steps].astype(np.float64)))
                 arrays[f"{seed}.{reference.name}.path"] = path.astype(np.float32)
                 arrays[f"{seed}.{reference.name}.reference"] = record.references[0, :steps]
                 self.shapes.append(_metrics_row(episode, seed, reference.name, tracking_metrics(spec, (record,))))

@@ -169,10 +169,9 @@ def learn(parameters: dict[str, Any], level: Level, report: Report) -> list[dict
     noise = [level.velocity if i in layout.velocity else level.position for i in range(layout.num_measured)]
     sensors = Sensors(noise=noise, outlier_share=level.outliers, outlier_size=size).for_entries(layout.measured)
     group = make_group(parameters, sense(plant_of(parameters["robot"]), sensors))
-    random: list[list[float]] = []
+    random: list[np.ndarray] = []
     for episode in range(1, parameters["episodes"] + 1):
-        group.run_episode()
-        random.append([tracking_metrics(task.spec, (record,)).mean_error for record in group.records])
+        random.append(group.run_episode()["tracking_error"])
         report(episode, f"{level.name}: true error {100 * np.mean(random[-1]):.1f} cm")
     last = -(-len(random) // LAST)
     rows = []

@@ -172,7 +172,7 @@ def _tested(book: dict[str, Any], mark: int | None) -> float:
 
 
 def minutes_until(book: dict[str, Any], error: float) -> float:
-    """Robot time until a test, and the one after it, are below an error of the same test; infinite where none are."""
+    """Robot time until a test, and the one after it, are below an error of such a test; infinite where none are."""
     rows = book["tests"]
     if not rows:
         return math.inf
@@ -252,7 +252,8 @@ def run(parameters: dict[str, Any], folder: Path, report: Report) -> None:
     from ..baselines import direct
 
     way, seed, episodes = (parameters[name] for name in ("way", "seed", "episodes"))
-    tested = range(1, episodes + 1)  # after every episode, so that times until an error compare the same references
+    # After every episode: times until an error compare tests that are drawn with the same random numbers.
+    tested = range(1, episodes + 1)
     robot = make_robot(parameters["robot"], seed=seed, tiny=parameters["tiny"])
     unit = robot.task.unit
 

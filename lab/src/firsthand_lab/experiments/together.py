@@ -87,9 +87,14 @@ class Together:
         state, update = _observe((agent, self.state, experience, learn_model), self.buffer)
         self.state, self.buffer = state.learner, state.buffer
         self.episode += 1
+        # Every true step counts, as in `training.learning.episode_metrics`: what a learner takes for a spike is no
+        # reason to leave the truth out, and differs between learners that are compared.
         valid = np.asarray(update.rollout.valid)
-        sound = [dataclasses.replace(record, valid=valid[i]) for i, record in enumerate(self.records)]
-        tracking = [tracking_metrics(task.spec, (record,)) for record in sound]
+        judged = [
+            dataclasses.replace(record, valid=valid[i]) if record.truth is None else record
+            for i, record in enumerate(self.records)
+        ]
+        tracking = [tracking_metrics(task.spec, (record,)) for record in judged]
         return {
             "tracking_error": np.array([t.mean_error for t in tracking]),
             "controller_loss": np.array([t.rms_error**2 for t in tracking]),

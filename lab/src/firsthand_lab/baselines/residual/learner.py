@@ -1,7 +1,8 @@
 """The procedure of `residual` on a robot, episode by episode; all of it counts as robot time.
 
 1. The PI controller is identified by `firsthand inspect`'s pushes, as for `pid`; its gains are the rule's.
-2. The first episode is the base's, with smooth random commands of a tenth of the range added, as ours has on a base.
+2. The model learns from these pushes. So the first episode is the base's alone, as ours is with `--base pi`: no random
+   commands are added, because the pushes have shown what each command does.
 3. After every episode the model of our fast preset learns, then the policy by backpropagation through time.
 """
 
@@ -11,15 +12,17 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from firsthand.agent.settings import ExcitationSettings, Settings
+from firsthand.agent.settings import Settings
 from firsthand.agent.state import LearnerState
 from firsthand.controllers.by_hand import StepController
 from firsthand.controllers.pi import identify_axes, pi_base
 from firsthand.models import Controller
 from firsthand.robots.base import AbstractRobot, EpisodeRecord
 from firsthand.tasks import Task
-from firsthand.training.bases import BASE_EXCITATION, as_jax
-from firsthand.training.learning import draw_imagined_starts, read_record, smooth_excitation, visited_states
+from firsthand.training.bases import Base, as_jax
+from firsthand.training.learning import draw_imagined_starts, read_record, visited_states
+from firsthand.training.origin import BaseOrigin
+from firsthand.training.prior import Prior
 from firsthand_onboard.base_control import NO_LIMIT, BaseControl
 
 from ..neural_mpc.learner import ModelLearner, join_records
@@ -39,17 +42,25 @@ class ResidualLearner(ModelLearner):
         self, task: Task, settings: Settings, *, seed: int, capacity: int, steps: int = STEPS, batch: int = BATCH
     ) -> None:
         super().__init__(task, settings, seed=seed, capacity=capacity)
-        self.steps, self.batch = steps, batch
+        self.steps, self.batch, self.capacity = steps, batch, capacity
         self._rng = np.random.default_rng(seed)
         self._key = jax.random.key(seed)
 
     def excite(self, robot: AbstractRobot) -> None:
-        """Identify the base. This moves the robot with up to 90 % of its command range."""
-        found = identify_axes(robot, self.task, seed=self.seed)
-        self.robot_time_s, self.processor_time_s = found.robot_time_s, found.processor_time_s
-        control = as_jax(BaseControl(pi_base(self.task.spec, found.axes), AUTHORITY, NO_LIMIT))
-        self.state = LearnerState.random(self.task.spec, self.settings, seed=self.seed, control=control)
+        """Identify the base, and learn from the motion. This moves the robot with up to 90 % of its command range."""
+        task, spec, settings = self.task, self.task.spec, self.settings
+        found = identify_axes(robot, robot.task, seed=self.seed)
+        base = Base(BaseOrigin("pi", robot_time_s=found.robot_time_s), pi_base(spec, found.axes), found.recorded)
+        began = time.process_time()
+        prior = Prior().on_base(base, spec)
+        rows = settings.model.log_episodes * task.trajectories * task.steps
+        self.buffer = prior.buffer(task, self.capacity, rows)
+        control = as_jax(BaseControl(base.controller, AUTHORITY, NO_LIMIT))
+        begun = LearnerState.random(spec, settings, seed=self.seed, control=control)
+        self.state = prior.warm_start(begun, task, settings, seed=self.seed)
         self.policy = self.state.policy
+        self.robot_time_s = found.robot_time_s
+        self.processor_time_s = found.processor_time_s + time.process_time() - began
         self._moments = optimizer().init(self.policy.layers)  # pyright: ignore[reportArgumentType] (a pytree)
 
     def make_best(self) -> StepController:
@@ -57,8 +68,8 @@ class ResidualLearner(ModelLearner):
         return RobotController(Controller(self.policy, self.state.observer))
 
     def make(self) -> StepController:
-        """The newest policy; in the first episode the base, shaken."""
-        return Shaken(self.task, self.make_best(), self._rng) if self.episodes == 0 else self.make_best()
+        """The newest policy; in the first episode the base."""
+        return self.make_best()
 
     def learn(self, records: Sequence[EpisodeRecord], error: float) -> None:
         """An episode with `make()` is over."""
@@ -94,22 +105,8 @@ class ResidualLearner(ModelLearner):
     def setting(self) -> str:
         """A summary of the settings, for people."""
         return (
-            f"PI controller with the rule's gains from {self.robot_time_s / 60:.1f} min of inspection; learned part of "
-            f"at most {AUTHORITY:g} of half the range; the fast preset's model, then {self.steps} Adam steps of "
-            f"backpropagation through time over whole trajectories, {self.batch} at a time, per episode"
+            f"PI controller with the rule's gains from {self.robot_time_s / 60:.1f} min of inspection, from which the "
+            f"model learns, too; learned part of at most {AUTHORITY:g} of half the range; the fast preset's model, "
+            f"then {self.steps} Adam steps of backpropagation through time over whole trajectories, {self.batch} at a "
+            "time, per episode"
         )
-
-
-class Shaken:
-    """A controller with smooth random commands added, an episode long."""
-
-    def __init__(self, task: Task, controller: StepController, rng: np.random.Generator) -> None:
-        half = (np.asarray(task.spec.limits.command_high) - np.asarray(task.spec.limits.command_low)) / 2
-        added = smooth_excitation(task, ExcitationSettings(amplitude=BASE_EXCITATION["add"]), rng) / half
-        self.controller, self.added, self._k = controller, added.reshape(-1, len(half)), 0
-
-    def __call__(self, seen: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Actions in [-1, 1]."""
-        added = self.added[min(self._k, len(self.added) - 1)]
-        self._k += 1
-        return np.clip(self.controller(seen, first) + added, -1.0, 1.0).astype(np.float32)

@@ -5,8 +5,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
 from jaxtyping import Float
+
+from ..curves import mean_interval
 
 
 class Interval(NamedTuple):
@@ -31,8 +32,7 @@ def interval(values: Sequence[float]) -> Interval:
         return Interval(float(kept[0]) if kept.size else float("nan"), float("nan"), float("nan"))
     if kept.size == 2:
         return Interval(float(kept.mean()), float(kept.min()), float(kept.max()))
-    half = float(scipy.stats.t.ppf(0.975, kept.size - 1) * kept.std(ddof=1) / np.sqrt(kept.size))
-    return Interval(float(kept.mean()), float(kept.mean()) - half, float(kept.mean()) + half)
+    return Interval(*mean_interval(kept))
 
 
 def log_slope(x: Float[np.ndarray, " points"], y: Float[np.ndarray, " points"]) -> float:

@@ -13,6 +13,8 @@ from firsthand.plants.probes import ScalarPlant
 from firsthand.robots import EpisodeRecord, SimulatedRobot
 from firsthand.tasks import Task
 from firsthand.tasks.base import EvaluationReference
+from firsthand_onboard import SelectedOutput
+from firsthand_onboard.toy import toy_spec
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,25 @@ def test_a_reference_that_was_not_followed_to_its_end_is_named(task: Task, recor
     assert result.notes() == ["most: only 7 of 8 steps were followed.", "none: only 0 of 8 steps were followed."]
     assert result.as_dict()["valid_share"] == 15 / 24
     assert [m["valid_share"] for m in result.as_dict()["references"].values()] == [1.0, 7 / 8, 0.0]
+
+
+def test_each_output_has_its_own_mean_absolute_error() -> None:
+    """Of the truth, over the steps that count, under the output's name."""
+    plain = toy_spec(steps=3)
+    spec = dataclasses.replace(plain, kinematics=SelectedOutput((1, 0)))
+    truth = np.zeros((1, 4, 4), np.float32)
+    truth[0, :3, 1], truth[0, :3, 0] = [0.0, 0.1, -0.3], [0.5, 0.5, 9.0]
+    references = np.zeros((1, 3 + plain.preview[-1], 2), np.float32)
+    record = EpisodeRecord.complete(
+        np.zeros((1, plain.layout.size), np.float32), truth + 5.0, np.zeros((1, 3, 2)), references
+    )
+    record = dataclasses.replace(record, truth=truth, valid=np.array([[True, True, False]]))
+    reference = EvaluationReference("stay", references[0], np.zeros(2))
+    result = Evaluation.of(spec, (reference,), (record,))
+    assert result.each_output == pytest.approx({"elbow.position": 0.05, "shoulder.position": 0.5})
+    assert result.as_dict()["each_output"] == pytest.approx({"elbow.position": 0.05, "shoulder.position": 0.5})
+    nothing = dataclasses.replace(record, valid=np.zeros((1, 3), bool))
+    assert np.isnan(list(Evaluation.of(spec, (reference,), (nothing,)).each_output.values())).all()
 
 
 def test_an_evaluation_is_the_same_every_time_and_leaves_the_robot_alone(task: Task) -> None:

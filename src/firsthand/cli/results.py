@@ -26,7 +26,7 @@ from ..robots.registry import NamedRobot
 from ..robots.user_file import name_for_titles
 from ..training.prior import Prior
 from ..training.run import Run
-from ..units import NO_UNIT, Unit, unit_of
+from ..units import MIXED, NO_UNIT, Unit, unit_of
 
 
 def print_evaluation(robot: str, unit: Unit, result: Evaluation, oracle: OracleResult | None) -> None:
@@ -58,6 +58,9 @@ def print_evaluation(robot: str, unit: Unit, result: Evaluation, oracle: OracleR
     console.print(table)
     legend = "ρ: largest error over highest speed. |Δu|: mean change of a command per step."
     console.print(legend, style="dim", markup=False, soft_wrap=True)
+    if len(result.each_output) > 1 and not result.costs and unit.name != MIXED:
+        errors = ", ".join(f"{name} {unit.text(error)}" for name, error in result.each_output.items())
+        console.print(f"Mean absolute error of each output: {errors} {unit.shown}".rstrip(), markup=False)
     for note in result.notes():
         console.print(note, markup=False)
     if oracle is not None:

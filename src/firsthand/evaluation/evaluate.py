@@ -1,6 +1,7 @@
 """Evaluate a policy on the task's fixed references."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from firsthand_onboard.features import next_state
 from ..models import Controller, Policy
 from ..robots.base import AbstractRobot, EpisodeRecord
 from ..tasks.base import EvaluationReference, Task
-from .metrics import TrackingMetrics, seen_steps, tracking_metrics
+from .metrics import TrackingMetrics, mean_absolute_errors, seen_steps, tracking_metrics
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Evaluation:
     """The metrics over all steps of all references."""
     costs: tuple[float, ...] = ()
     """The cost per step of each where that is what policies are judged by; empty where it is the tracking error."""
+    each_output: Mapping[str, float] = field(default_factory=dict)
+    """The mean absolute error of each tracked output over all steps of all references, by its name."""
 
     @staticmethod
     def of(
@@ -40,7 +43,8 @@ class Evaluation:
     ) -> "Evaluation":
         """The evaluation that follows from what the robot did."""
         metrics = tuple(tracking_metrics(spec, (record,)) for record in records)
-        return Evaluation(references, records, metrics, tracking_metrics(spec, records), costs)
+        each_output = mean_absolute_errors(spec, records)
+        return Evaluation(references, records, metrics, tracking_metrics(spec, records), costs, each_output)
 
     @property
     def cost(self) -> float:
@@ -50,13 +54,14 @@ class Evaluation:
         return float(np.average(self.costs, weights=steps)) if known else float("nan")
 
     def as_dict(self) -> dict[str, Any]:
-        """The overall metrics, and the same per reference under `references`."""
+        """The overall metrics, the error of `each_output`, and the same metrics per reference under `references`."""
         each = {r.name: m.as_dict() for r, m in zip(self.references, self.metrics, strict=True)}
+        together = {**self.overall.as_dict(), "each_output": dict(self.each_output), "references": each}
         if not self.costs:
-            return {**self.overall.as_dict(), "references": each}
+            return together
         for name, cost in zip(each, self.costs, strict=True):
             each[name]["cost"] = cost
-        return {"cost": self.cost, **self.overall.as_dict(), "references": each}
+        return {"cost": self.cost, **together}
 
     def notes(self) -> list[str]:
         """A sentence for each reference that was not followed to its end: its errors say nothing about the rest."""

@@ -80,6 +80,20 @@ def tracking_errors(
     return error[seen_steps(record)]
 
 
+def mean_absolute_errors(spec: ControlSpec, records: tuple[EpisodeRecord, ...]) -> dict[str, float]:
+    """The mean absolute error of each tracked output by its name, over all steps that count; NaN where none does.
+
+    Of the true state where it is known. What an orientation's three entries mean one by one is in `output_error`.
+    """
+    found = []
+    for record in records:
+        steps = record.commands.shape[1]
+        output = np.asarray(tracked_output(spec, record.best_known[:, :steps].astype(np.float64)))
+        found.append(np.abs(output_error(spec, output, record.references[:, :steps]))[seen_steps(record)])
+    errors = np.concatenate(found)
+    return {name: _mean(errors[:, i]) for i, name in enumerate(spec.output_names)}
+
+
 def noise_floor(spec: ControlSpec, record: EpisodeRecord) -> float:
     """The mean tracking error that the sensors alone would show of a robot without any; NaN where that is not known.
 

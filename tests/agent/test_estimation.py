@@ -99,6 +99,12 @@ SETTINGS = Settings().with_changes(
 )
 
 
+QUICK = SETTINGS.with_changes(
+    {"model.steps": 4, "model.horizon": 2, "observer.closed": 2, "observer.windows": 4, "observer.rival_share": 0.1}
+)
+"""Of which a tenth is less than one step."""
+
+
 def learn(spec, buffer: Buffer, settings: Settings = SETTINGS) -> Observer:
     observer = initial_observer(Dynamics.random(spec, settings.model.hidden, key=jax.random.key(0)), settings)
     moments = adam(settings).init(split_observer(observer)[0])  # pyright: ignore[reportArgumentType] (a pytree)
@@ -221,6 +227,64 @@ def test_stored_data_are_estimated_as_the_robot_does_it(spec, learned):
     assert late < 0.02 * VELOCITY, (late, BURN_IN)  # what came before the burn-in is forgotten
 
 
+def numbered_buffer(rows: int, capacity: int) -> Buffer:
+    """A buffer of which only size and shapes matter."""
+    return eqx.tree_at(lambda b: b.size, Buffer.empty(capacity, 1, 1, 1), jnp.asarray(rows, jnp.int32))
+
+
+def test_of_many_data_the_newest_and_an_even_sample_are_estimated(monkeypatch):
+    monkeypatch.setattr(estimation, "SEGMENTS_AT_ONCE", 4)
+    monkeypatch.setattr(estimation, "MOST_SEGMENTS", 8)
+    drawn = set()
+    for seed in range(30):
+        buffer = numbered_buffer(12 * 128 - 100, 2048)  # twelve segments, of the last of which 28 rows are in use
+        segments = estimation.choose_segments(buffer, 100, key=jax.random.key(seed))
+        first, second, *_ = chosen = segments.tolist()
+        drawn.add(tuple(chosen))
+        assert int(estimation.count_chosen(buffer, segments)) == 7 * 128 + 28
+        places = jnp.asarray([0, 127, 128, 7 * 128 + 27])
+        rows = np.asarray(estimation.chosen_rows(buffer, segments, places)).tolist()
+        assert rows == [128 * first, 128 * first + 127, 128 * second, 11 * 128 + 27]
+    # 100 rows lie in two segments at most; six of the other ten, (10 j + first) // 6 for a first of 0 to 9.
+    assert all(chosen[6:] == (10, 11) for chosen in drawn)
+    assert {(0, 1, 3, 5, 6, 8, 10, 11), (1, 3, 4, 6, 8, 9, 10, 11)} <= drawn
+    assert {number for chosen in drawn for number in chosen} == set(range(12))
+
+    few = numbered_buffer(8 * 128, 2048)
+    segments = estimation.choose_segments(few, 100, key=jax.random.key(0))
+    assert segments.tolist() == list(range(8))
+    assert int(estimation.count_chosen(few, segments)) == 8 * 128
+    large = estimation.choose_segments(numbered_buffer(12 * 128, 2048), 600, key=jax.random.key(0))
+    assert large.tolist() == list(range(12))  # a large episode is no more than half of what is estimated
+
+
+def test_the_observer_learns_only_from_what_was_estimated(spec, learned, monkeypatch):
+    monkeypatch.setattr(estimation, "SEGMENTS_AT_ONCE", 2)
+    monkeypatch.setattr(estimation, "MOST_SEGMENTS", 4)
+    buffer, seen = fill(spec, simulate(1000, seed=16)), []
+    follows = find_continuations(buffer)
+
+    def poisoned(observer, buffer, continuations, segments):
+        states = found(observer, buffer, continuations, segments)
+        estimated = jnp.any(states != 0, axis=1)
+        jax.debug.callback(lambda count: seen.append(int(count)), estimated.sum())
+        return jnp.where(estimated[:, None], states, jnp.nan)
+
+    found = estimation.estimate_states
+    monkeypatch.setattr(estimation, "estimate_states", poisoned)
+    moments = adam(QUICK).init(split_observer(learned)[0])  # pyright: ignore[reportArgumentType] (a pytree)
+
+    @jax.jit  # a function of its own: what is compiled of `learn_observer` elsewhere knows nothing of the poison
+    def learn(buffer, follows):
+        return learn_observer(learned, moments, buffer, follows, jnp.asarray(30), QUICK, key=jax.random.key(1))
+
+    after, _, loss, _ = learn(buffer, follows)
+    jax.effects_barrier()
+    assert np.isfinite(float(loss))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    assert seen == [4 * 128 - 24] * 3  # of the eight segments the last has 104 rows
+
+
 def test_an_estimate_goes_on_from_one_trajectory_to_the_next(spec, learned):
     run = simulate(60, seed=13)
     whole = np.asarray(estimate_rollout(learned, as_rollout(spec, run)).states)[0]
@@ -299,12 +363,6 @@ def test_the_observer_is_used_behind_noisy_sensors_and_not_behind_exact_ones(spe
     for found, expected in ((noisy, observer_dynamics(noisy.observer)), (exact, exact.register_model)):
         for a, b in zip(jax.tree.leaves(found.dynamics), jax.tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-QUICK = SETTINGS.with_changes(
-    {"model.steps": 4, "model.horizon": 2, "observer.closed": 2, "observer.windows": 4, "observer.rival_share": 0.1}
-)
-"""Of which a tenth is less than one step."""
 
 
 def updated(spec, *, active: bool, spoilt: bool = False) -> tuple[Estimation, Estimation, ModelReport]:

@@ -59,6 +59,9 @@ SEGMENT = 128
 BURN_IN = 32
 """Rows before a segment from which its estimate begins."""
 SEGMENTS_AT_ONCE = 32
+MOST_SEGMENTS = 640
+"""Segments that are estimated anew, at most, so that an update takes no longer in a long run: all data of some 65
+episodes of 1250 steps, then the newest and a sample of the others."""
 
 
 class Estimation(eqx.Module):
@@ -228,15 +231,58 @@ def gain_mask(spec: ControlSpec) -> np.ndarray:
     return np.broadcast_to(mask, (num_blocks(spec), *mask.shape))
 
 
-def estimate_states(
-    observer: Observer, buffer: Buffer, continuations: Bool[Array, " capacity"]
-) -> Float[Array, "capacity state"]:
-    """x̂ at every row of the buffer, estimated anew. After a gap the estimate starts as at the beginning of a motion.
+def segment_length(buffer: Buffer) -> int:
+    """Rows of a segment."""
+    return min(SEGMENT, buffer.capacity)
 
-    The rows are cut into segments that are estimated side by side, each from `BURN_IN` rows before it.
+
+def choose_segments(buffer: Buffer, newest: int, *, key: PRNGKeyArray) -> Int[Array, " segments"]:
+    """The numbers of the buffer's segments that are estimated anew, in order: all of them while they are few.
+
+    Otherwise those of the `newest` rows, and of the others `MOST_SEGMENTS` in all, evenly spread from a random first
+    one.
     """
-    length = min(SEGMENT, buffer.capacity)
-    at_once = min(SEGMENTS_AT_ONCE, buffer.capacity // length)
+    length = segment_length(buffer)
+    fresh = newest // length + 2  # wherever they begin in a segment
+    most = max(MOST_SEGMENTS, -(-2 * fresh // SEGMENTS_AT_ONCE) * SEGMENTS_AT_ONCE)
+    place = jnp.arange(min(most, buffer.capacity // length))
+    if most >= buffer.capacity // length:
+        return place
+    total = -(-buffer.size // length)
+    first = jax.random.randint(key, (), 0, jnp.maximum(total - fresh, 1))
+    spread = (place * (total - fresh) + first) // (most - fresh)
+    chosen = jnp.where(place < most - fresh, spread, total - most + place)
+    return jnp.where(total <= most, place, chosen)
+
+
+def count_chosen(buffer: Buffer, segments: Int[Array, " segments"]) -> Int[Array, ""]:
+    """How many rows in use the chosen segments have; only the last one may be partly in use."""
+    length = segment_length(buffer)
+    left_out = jnp.maximum(-(-buffer.size // length) - len(segments), 0)
+    return buffer.size - length * left_out
+
+
+def chosen_rows(buffer: Buffer, segments: Int[Array, " segments"], at: Int[Array, " rows"]) -> Int[Array, " rows"]:
+    """The rows of the buffer that stand at these places among those of the chosen segments."""
+    length = segment_length(buffer)
+    return segments[at // length] * length + at % length
+
+
+def estimate_states(
+    observer: Observer,
+    buffer: Buffer,
+    continuations: Bool[Array, " capacity"],
+    segments: Int[Array, " segments"] | None = None,
+) -> Float[Array, "capacity state"]:
+    """x̂ at the rows of the chosen segments, estimated anew; None for all of them. Zero elsewhere.
+
+    After a gap the estimate starts as at the beginning of a motion. Segments are estimated side by side, each from
+    `BURN_IN` rows before it.
+    """
+    length = segment_length(buffer)
+    whole = buffer.capacity // length
+    at_once = min(SEGMENTS_AT_ONCE, whole)
+    segments = jnp.arange(whole) if segments is None else segments
     begins = jnp.concat([jnp.ones(1, bool), ~continuations[:-1]])
 
     def segment(first: Int[Array, ""]) -> Float[Array, "length state"]:
@@ -250,13 +296,13 @@ def estimate_states(
         first_state = start_motion(observer.spec, buffer.states[0])
         return jax.lax.scan(step, first_state, jnp.arange(-BURN_IN, length))[1][BURN_IN:]
 
-    def chunk(index: Int[Array, ""], found: Float[Array, "capacity state"]) -> Float[Array, "capacity state"]:
-        at = index * at_once * length
-        states = jax.vmap(segment)(at + length * jnp.arange(at_once)).reshape(at_once * length, -1)
-        return jax.lax.dynamic_update_slice_in_dim(found, states, at, axis=0)
+    def chunk(index: Int[Array, ""], found: Float[Array, "whole length state"]) -> Float[Array, "whole length state"]:
+        numbers = jax.lax.dynamic_slice_in_dim(segments, index * at_once, at_once)
+        return found.at[numbers].set(jax.vmap(segment)(length * numbers))
 
-    chunks = -(-buffer.size // (at_once * length))
-    return jax.lax.fori_loop(0, chunks, chunk, jnp.zeros_like(buffer.states))
+    chunks = -(-count_chosen(buffer, segments) // (at_once * length))
+    nothing = jnp.zeros_like(buffer.states).reshape(whole, length, -1)
+    return jax.lax.fori_loop(0, chunks, chunk, nothing).reshape(buffer.states.shape)
 
 
 def estimate_rollout(observer: Observer, rollout: Rollout) -> Rollout:
@@ -368,27 +414,30 @@ def learn_observer(
 ) -> tuple[Observer, PyTree, Float[Array, ""], Float[Array, ""]]:
     """`steps` Adam steps on the observer's loss; returns the mean loss of the last round, and the first on `newest`.
 
-    All stored measurements are estimated anew `settings.model.rescalings` times, and the sizes of innovations with
-    them. The number of steps is not part of the compiled program.
+    The stored measurements (`choose_segments`) are estimated anew `settings.model.rescalings` times, and the sizes of
+    innovations with them; windows begin where an estimate is. The number of steps is not part of the compiled program.
     """
     model, chosen = settings.model, settings.observer
     mask = jnp.asarray(gain_mask(observer.spec))
     length = chosen.closed + model.horizon
-    everywhere = jnp.ones(buffer.capacity, bool)
+    everywhere, fresh = jnp.ones(buffer.capacity, bool), 0 if newest is None else newest.valid.size
     rounds, per_round = split_rounds(steps, settings)
 
     def one_round(number, carry):
         weights, optimizer, scale, _, held_out = carry
         round_key, draw_key = jax.random.split(jax.random.fold_in(key, number))
         current = _with_scale(eqx.combine(weights, fixed), scale)
-        states = estimate_states(current, buffer, continuations)
-        rows = jax.random.randint(draw_key, (model.scale_samples,), 0, jnp.maximum(buffer.size, 1))
+        segments = choose_segments(buffer, fresh, key=jax.random.fold_in(draw_key, 1))
+        states, known = estimate_states(current, buffer, continuations, segments), count_chosen(buffer, segments)
+        drawn = jax.random.randint(draw_key, (model.scale_samples,), 0, jnp.maximum(known, 1))
+        rows = chosen_rows(buffer, segments, drawn)
         errors = innovations(current, states[rows], buffer.commands[rows], buffer.following[rows])
         scale = innovation_scale(current, errors, settings)
 
         def loss(weights, key):
             now = _with_scale(eqx.combine(weights, fixed), scale)
-            first = jax.random.randint(key, (chosen.windows,), 0, jnp.maximum(buffer.size - length + 1, 1))
+            drawn = jax.random.randint(key, (chosen.windows,), 0, jnp.maximum(known - length + 1, 1))
+            first = chosen_rows(buffer, segments, drawn)
             windows = cut_windows(buffer, states, continuations, first, length)
             return observed_loss(now, windows, chosen.closed, model.huber)
 

@@ -15,8 +15,6 @@ from firsthand.agent import LearnerState
 from firsthand.errors import UserError
 from firsthand.models import Dynamics
 from firsthand.optim.rollout import Rollout
-from firsthand.robots.base import EpisodeRecord
-from firsthand.tasks import Task
 from firsthand.training.base_guard import BaseSettings
 from firsthand.training.work import ChunkStore, WorkLearner, WorkSettings
 from firsthand.training.work.contexts import Choice, Context, choose_context, forecast_error
@@ -157,26 +155,22 @@ def test_a_policy_that_is_worse_twice_is_taken_back(work_task):
 
 
 def test_a_spike_is_not_an_error_of_the_policy(make_probe_task):
-    task = probe(make_probe_task, steps=20)
-    learner = learner_of(task)
+    task = make_probe_task(
+        measured=2, command_memory=2, steps=20, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
+    )
+    learner, still = learner_of(task), block_of_work(task, 2)
+    still.measured[...], still.references[...] = 0.0, 0.1
     first = learner.contexts[0].state
-    learner.take(_still(task))
+    learner.take(still)
     assert learner.adopt(Update(0, first, changed(first)))
+    spiked = dataclasses.replace(still, measured=still.measured.copy())
+    spiked.measured[:, 3, 0] = 5.0
     for ran in (None, 1):  # also where the policy has run the last trajectory only
-        spiked = _still(task)
-        spiked.measured[:, 3, 0] = 5.0
         report = learner.take(spiked, ran=ran)
         assert report.error == pytest.approx(0.1)
         assert not report.taken_back
     assert learner.contexts[0].history == []
     assert learner.contexts[0].error == pytest.approx(0.1)
-
-
-def _still(task: Task) -> EpisodeRecord:
-    """A block of work in which the robot stands 0.1 beside its reference."""
-    record = block_of_work(task, 2)
-    record.measured[...], record.references[...] = 0.0, 0.1
-    return record
 
 
 def test_what_was_predicted_and_refined_for_a_policy_goes_with_it(work_task):
@@ -194,17 +188,6 @@ def test_what_was_predicted_and_refined_for_a_policy_goes_with_it(work_task):
     assert not bool(now.refinement.active)
     assert not np.asarray(now.refinement.ahead).any()  # the next steps begin with the policy that runs
     assert not np.asarray(now.refinement.direction).any()
-
-
-@pytest.fixture
-def work_task(make_probe_task) -> Task:
-    return probe(make_probe_task, steps=5)
-
-
-def probe(make_probe_task, steps: int) -> Task:
-    return make_probe_task(
-        measured=2, command_memory=2, steps=steps, preview=(1,), command_limit=1.0, length_scale=1.0, change_weight=0.01
-    )
 
 
 def same_policy(one: LearnerState, other: LearnerState) -> bool:

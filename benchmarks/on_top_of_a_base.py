@@ -54,9 +54,10 @@ def run(options: argparse.Namespace, base: Any, found: Any, seed: int, save: Any
     alone, run_episode, records = trainer.state.controller, robot.run_episode, {}
 
     def both(policy: Any, goals: Any, excitation: Any = None) -> Any:
-        before = robot.snapshot()
+        before, carried = robot.snapshot(), robot.carried  # an episode has parts, within which a motion goes on
         records["base"] = run_episode(alone, goals, None)
         robot.restore(before)
+        robot.carried = carried
         return run_episode(policy, goals, excitation)
 
     robot.run_episode = both

@@ -11,12 +11,13 @@ import pytest
 from firsthand.models import Controller, Dynamics, Observer, Policy
 from firsthand.plants.excavator import ExcavatorFlow
 from firsthand.plants.probes import DelayedDoubleIntegrator
-from firsthand.robots.base import EpisodeRecord
+from firsthand.robots.base import EpisodeRecord, preview_indices
 from firsthand.robots.onboard import ExecutorRobot
 from firsthand.robots.simulated import SimulatedRobot
 from firsthand.robots.simulated_machine import LockStepMachine, make_plant
 from firsthand.tasks import excavator_task
 from firsthand_onboard import NumpyObserver
+from firsthand_onboard.features import next_state
 from firsthand_onboard.gate_limits import GateLimits
 from firsthand_onboard.observer import ObserverSettings, begin, num_blocks, observe
 
@@ -75,6 +76,31 @@ def test_a_simulated_robot_with_an_observer(task, controller):
     assert jax.tree.structure(robot.snapshot()) == before
     followed = robot.follow(controller, task.evaluation(task.evaluation_speed))
     assert [len(record.commands[0]) for record in followed] == [7, 12]
+
+
+def test_a_policy_without_an_observer_goes_on_after_one_that_had_one(task, controller):
+    """As where the base takes over within a motion: it sees what is measured, not an estimate that stands still."""
+    robot = SimulatedRobot(DelayedDoubleIntegrator(), task)
+    robot.run_episode(controller, GOALS)
+    robot.goes_on = True
+    record = robot.run_episode(controller.policy, GOALS)
+    previews = record.references[:, preview_indices(task.spec, task.steps)]
+    for state, command, measured, preview in zip(
+        record.starts, record.commands, record.measured[:, 1:], previews, strict=True
+    ):
+        for k in range(task.steps):
+            np.testing.assert_allclose(
+                controller.policy(jnp.asarray(state), jnp.asarray(preview[k])), command[k], atol=1e-5
+            )
+            state = next_state(task.spec.layout, state, command[k], measured[k])
+    assert record.restarts is None
+
+
+def test_a_policy_with_an_observer_goes_on_after_one_that_had_none(task, controller):
+    robot = SimulatedRobot(DelayedDoubleIntegrator(), task)
+    robot.run_episode(controller.policy, GOALS)
+    robot.goes_on = True
+    assert_estimates(controller, robot.run_episode(controller, GOALS))
 
 
 def test_a_controller_is_stored_and_read_back(task, controller):

@@ -93,7 +93,8 @@ def run_trajectories(
         restarts = None if estimate is None else carry[2][0].restarts - estimate.restarts
         return carry, (seen, measured, commands, points, truth, restarts, memory)
 
-    start = (*start, start_controller(runs, observer, spec, start[1]) if carried is None else carried)
+    fresh = start_controller(runs, observer, spec, start[1])
+    start = (*start, fresh if carried is None else go_on(fresh, carried))
     end, played = jax.lax.scan(trajectory, start, (goals, excitation, jax.random.split(key, goals.shape[0])))
     return end[:2], end[2], played
 
@@ -107,6 +108,15 @@ def start_controller(policy, observer, spec: ControlSpec, state) -> tuple[Any, A
     if not _has_base(policy):
         return estimate, None
     return estimate, policy.begin(state if estimate is None else estimate.state)
+
+
+def go_on(fresh: tuple[Any, Any], carried: tuple[Any, Any]) -> tuple[Any, Any]:
+    """What a controller carries when it goes on after another one: of its own kind what that one carried.
+
+    A controller without an observer needs no estimate: nobody would move it on. One that needs what the other did not
+    have begins with a fresh one.
+    """
+    return tuple(own if own is None or other is None else other for own, other in zip(fresh, carried, strict=True))
 
 
 def _has_base(policy) -> bool:
@@ -182,7 +192,8 @@ class SimulatedRobot(AbstractRobot):
         self.carries_payload = loaded is not None
         self._loaded, self._fitted = loaded, fitted
         self._key = jax.random.key(np.uint32(seed) ^ np.uint32(0x5EED))
-        self._carried: Any = None
+        self.carried: Any = None
+        """What the controller carries on while a motion goes on; a snapshot is between motions, and has none of it."""
         position = jnp.asarray(task.home, jnp.float32)
         self._now = _rest(plant, task.spec, position, key=self._next_key())
 
@@ -208,8 +219,8 @@ class SimulatedRobot(AbstractRobot):
         targets = jnp.asarray(goals, jnp.float32)
         shape = (targets.shape[0], self.task.steps, self.task.spec.layout.num_commands)
         extra = jnp.asarray(np.zeros(shape, np.float32) if excitation is None else excitation, jnp.float32)
-        carried = self._carried if self.goes_on else None
-        self._now, self._carried, played = _episode(
+        carried = self.carried if self.goes_on else None
+        self._now, self.carried, played = _episode(
             self.plant, policy, self.task.spec, self._now, targets, extra, self._next_key(), carried
         )
         return EpisodeRecord.complete(*played)

@@ -286,20 +286,46 @@ class Perfect(Cart):
         return self.state.copy(), 0.0, False, False, {}
 
 
-def test_evaluation_leads_a_robot_that_cannot_be_placed() -> None:
-    robot = robot_of(cart_task(Perfect, hidden=(2,)))
+def perfect_policy(robot: GymnasiumRobot) -> Policy:
+    """It commands the reference now: half range 2 · tanh(…), nearly linear for small weights."""
     spec = robot.task.spec
-    reference = robot.task.evaluation(0.2)[0]
-    # A policy that commands the reference now: half range 2 · tanh(…), nearly linear for small weights.
-    error = spec.layout.size
+    error, (entry,) = spec.layout.size, spec.kinematics.indices
     layers = [(np.zeros((2, spec.observation_size), np.float32), np.zeros(2, np.float32))]
-    layers[0][0][0, 0], layers[0][0][0, error] = (
-        1e-3 * spec.scales.measured_scale[0],
+    layers[0][0][0, entry], layers[0][0][0, error] = (
+        1e-3 * spec.scales.measured_scale[entry],
         1e-3 * float(np.max(spec.scales.error)),
     )
     layers.append((np.asarray([[500.0, 0.0]], np.float32), np.zeros(1, np.float32)))
-    (record,) = robot.follow(Policy(jax.tree.map(jax.numpy.asarray, tuple(layers)), spec), (reference,))
+    return Policy(jax.tree.map(jax.numpy.asarray, tuple(layers)), spec)
+
+
+def test_evaluation_leads_a_robot_that_cannot_be_placed() -> None:
+    robot = robot_of(cart_task(Perfect, hidden=(2,)))
+    reference = robot.task.evaluation(0.2)[0]
+    (record,) = robot.follow(perfect_policy(robot), (reference,))
     assert record.measured[0, 0, 0] == pytest.approx(2 * np.tanh(reference.points[0, 0] / 2), abs=1e-3)
+
+
+def test_evaluation_leads_a_placed_robot_whose_tracked_entry_is_not_a_position() -> None:
+    def place(env: Any, position: np.ndarray) -> np.ndarray:
+        env.unwrapped.state = np.asarray([position[0], 0.0])
+        return env.unwrapped.state
+
+    load = cart_task(
+        Perfect,
+        hidden=(2,),
+        observe=lambda seen: np.asarray([*seen, seen[0]]),
+        tracked=(2,),
+        goal_low=-0.8,
+        goal_high=0.8,
+        place=place,
+    )
+    robot = robot_of(load)
+    reference = robot.task.evaluation(0.2)[0]
+    assert reference.start == pytest.approx([0.0])  # its position is not known, so home stands for it
+    assert reference.points[0] == pytest.approx([-0.4])
+    (record,) = robot.follow(perfect_policy(robot), (reference,))
+    assert record.measured[0, 0, 2] == pytest.approx(2 * np.tanh(reference.points[0, 0] / 2), abs=1e-3)
 
 
 def test_default_goals_and_references_stay_inside_the_limits() -> None:

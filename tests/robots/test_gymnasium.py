@@ -349,6 +349,19 @@ def test_default_goals_and_references_stay_inside_the_limits() -> None:
         assert speed.max() == pytest.approx(task.evaluation_speed, rel=0.05)
 
 
+def test_the_default_references_of_one_coordinate_turn_round_smoothly() -> None:
+    task = cart_task().make_task()
+    references = {reference.name: reference.points[:, 0] for reference in task.evaluation(0.4)}
+    for points in references.values():
+        speed = np.diff(points) / PERIOD
+        assert np.abs(speed).max() == pytest.approx(0.4, rel=0.03)
+        assert np.abs(np.diff(speed)).max() < 0.25 * 0.4  # in one control period, of the highest speed
+        assert max(abs(speed[0]), abs(speed[-1])) < 0.02
+    loop = references["loop"]
+    assert (loop.min(), loop.max()) == pytest.approx((-0.5, 0.5), abs=0.01)
+    assert loop[[0, -1]] == pytest.approx([0.0, 0.0], abs=1e-9)
+
+
 class Pictures(Cart):
     observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 

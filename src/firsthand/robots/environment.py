@@ -384,6 +384,12 @@ class GymnasiumRobot(AbstractRobot):
         """Whether the environment says that it only stands in for a robot."""
         return bool(getattr(self.driver.env.unwrapped, "stand_in", False))
 
+    @property
+    def own_period_s(self) -> float | None:
+        """The environment's `dt`, if it has one."""
+        dt = getattr(self.driver.env.unwrapped, "dt", None)
+        return float(dt) if isinstance(dt, int | float | np.number) else None
+
     def _drive(self, seed: int) -> Driver:
         gate = None if self._make_gate is None else self._make_gate()
         return Driver(self.environment, self.task.spec, seed=seed, sensors=self.sensors, gate=gate)
@@ -391,6 +397,10 @@ class GymnasiumRobot(AbstractRobot):
     def measured(self) -> Float[np.ndarray, " measured"]:
         """The last measurement; an error with the reason, if the environment failed since."""
         return self.driver.measured()
+
+    def stand_at(self, position: Float[np.ndarray, " position"]) -> Float[np.ndarray, " measured"] | None:
+        """With the task's `place`."""
+        return self.driver.true.copy() if self.driver.place(position) else None
 
     def true_measurement(self) -> Float[np.ndarray, " measured"] | None:
         """The environment's exact measurement behind simulated sensors; None without them."""

@@ -35,6 +35,8 @@ from .environment import GymnasiumRobot, environment_name
 from .hardware_gate import HardwareGate
 from .limits import is_inside
 
+OTHER_PERIOD = 100.0
+"""A control period this many times the environment's own, or less than its inverse, is in another unit."""
 DEFAULT_STEPS = 100
 """Control steps per trajectory, unless the user chooses."""
 Numbers = float | Sequence[float] | np.ndarray
@@ -453,6 +455,10 @@ def _period(source: GymnasiumTask, env: Any, name: str) -> float:
     period = source.period_s if source.period_s is not None else getattr(env.unwrapped, "dt", None)
     if period is None:
         raise UserError(f"{name} does not tell its control period; give period_s, in seconds.")
+    own = getattr(env.unwrapped, "dt", None)
+    known = isinstance(own, int | float | np.number) and own > 0
+    if known and not own / OTHER_PERIOD < period < own * OTHER_PERIOD:
+        raise UserError(f"period_s is {period:g}, but the environment's dt is {own:g}; are both in seconds?")
     return float(period)
 
 

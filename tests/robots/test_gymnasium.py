@@ -202,6 +202,25 @@ def test_what_was_seen_before_the_environment_raised_is_kept() -> None:
         episode(robot_of(cart_task(lambda: Cart(lambda step, state: "raise"))))
 
 
+def test_an_environment_that_ends_the_program_fails_like_any_other() -> None:
+    """Otherwise the run would end with its exit code, 0, and without a word."""
+
+    def leave(*_: Any) -> Any:
+        raise SystemExit(0)
+
+    robot = robot_of(cart_task(lambda: Cart(lambda step, state: leave() if step == 20 else None)))
+    assert episode(robot).valid.sum() == 19
+    with pytest.raises(RobotFailed, match=r"Cart raised SystemExit in step\(\): 0 \(in trajectory 2"):
+        robot.measured()
+    for changes in ({"env": leave}, {"observe": leave}, {"evaluation": leave}):
+        with pytest.raises(UserError, match="SystemExit"):
+            cart_task(**changes).make_task()
+    with pytest.raises(UserError, match="goals fails with SystemExit"):
+        check_goals(cart_task(goals=leave, evaluation=lambda speed: {"still": np.zeros((5, 1))}).make_task())
+    with pytest.raises(UserError, match="cost fails with SystemExit"):
+        cart_task(cost=leave).make_task()
+
+
 def test_gymnasiums_time_limit_is_no_end() -> None:
     source = cart_task(lambda: gymnasium.wrappers.TimeLimit(DelayedCommands(Cart(), 2), 10))
     robot = robot_of(source)

@@ -316,7 +316,7 @@ class Driver:
             return call()
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             text = " ".join(str(error).split()) or "without a message"
             raise RobotFailed(f"{self.name} raised {type(error).__name__} in {what}: {text}.") from error
 
@@ -517,7 +517,7 @@ class GymnasiumRobot(AbstractRobot):
             return neutral(spec)
         try:
             command = np.asarray(self.safe(driver.measured()), np.float32).reshape(spec.layout.num_commands)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = " ".join(str(error).split())
             raise RobotFailed(f"safe fails on a measurement with {type(error).__name__}: {why}.") from error
         low, high = (np.asarray(v, np.float32) for v in (spec.limits.command_low, spec.limits.command_high))

@@ -202,7 +202,7 @@ class _Reader:
             return env
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"env() cannot make the environment: {type(error).__name__}: {' '.join(str(error).split())}."
             ) from error
@@ -227,7 +227,7 @@ def measurement(observe: Callable[[Any], Any] | None, observation: Any) -> np.nd
         measured = np.array(observation if observe is None else observe(observation), dtype=np.float32)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"observe fails on an observation with {type(error).__name__}: {' '.join(str(error).split())}."
         ) from error
@@ -446,7 +446,7 @@ def _first_measurement(source: GymnasiumTask, env: Any, name: str) -> np.ndarray
         )
     try:
         observation, _ = env.reset(seed=0)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{name} raised {type(error).__name__} in reset(): {' '.join(str(error).split())}.") from error
     return measurement(source.observe, observation)
 
@@ -456,10 +456,10 @@ def _period(source: GymnasiumTask, env: Any, name: str) -> float:
     if period is None:
         raise UserError(f"{name} does not tell its control period; give period_s, in seconds.")
     own = getattr(env.unwrapped, "dt", None)
-    known = isinstance(own, int | float | np.number) and own > 0
-    if known and not own / OTHER_PERIOD < period < own * OTHER_PERIOD:
+    period = float(period)
+    if own is not None and _is_number(own) and not own / OTHER_PERIOD < period < own * OTHER_PERIOD:
         raise UserError(f"period_s is {period:g}, but the environment's dt is {own:g}; are both in seconds?")
-    return float(period)
+    return period
 
 
 def _own_goal(source: GymnasiumTask) -> AbstractGoal | None:

@@ -139,7 +139,7 @@ def load_source(name: str) -> RobotSource:
     if inspect.isfunction(value):
         try:
             value = value()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{path}: {attribute}() failed{_where(error, path)}: {_why(error)}.") from error
     if not _is_source(value):
         raise UserError(

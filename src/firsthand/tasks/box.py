@@ -141,7 +141,7 @@ def _as_user_error(what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{what} with {type(error).__name__}: {' '.join(str(error).split())}.") from error
 
 

@@ -436,6 +436,9 @@ CHAIN = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5),))
         ),
         ({"evaluation": lambda speed: 1 / 0}, "evaluation fails with ZeroDivisionError: division by zero"),
         ({"evaluation": lambda speed: {"odd": [[0.0], [0.0, 1.0]]}}, "the evaluation path 'odd' is not an array of n"),
+        ({"evaluation": lambda speed: {}}, "evaluation returned an empty dict, but must give at least one path"),
+        ({"velocities": (0,)}, "positions and velocities share entry 0, but an entry is one or the other"),
+        ({"velocities": (0, 1)}, r"velocities has 2 entries, but must have none or one per position \(1\)"),
         ({"observe": lambda seen: seen[None]}, "observe returned an array of shape"),
         ({"observe": lambda seen: seen["p"]}, "observe fails on an observation with IndexError"),
         ({"preview": (3, 1)}, "preview is .* rising order"),
@@ -451,6 +454,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(changes: dict[str, Any], sent
 
 WRONG_KINDS = [
     ("env", lambda: 3, r"env\(\) returned 3, but must return a Gymnasium environment"),
+    ("position_low", "-0.25", "position_low is '-0.25', but must be a number, or 1 of them, .* not text"),
     ("angles", 0, "angles is 0, but must list entries of the measurement"),
     ("stop_at_limits", "no", "stop_at_limits is 'no', but must be True or False"),
     ("hardware", "no", "hardware is 'no', but must be True or False"),

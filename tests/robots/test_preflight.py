@@ -99,6 +99,13 @@ def test_limits_in_millimetres_that_are_declared_in_metres_are_doubted() -> None
     assert "slide spans 500 m" in found.text
 
 
+def test_a_rate_that_limits_nothing_and_a_preview_beyond_the_trajectory_are_doubted() -> None:
+    found = rows(slide(rate=1e6, preview=(2, 500)))
+    assert "rate is 1e+06, but no reference needs more than" in found["rate"].text
+    assert found["preview"].text == "looks 500 steps ahead, but a trajectory has 40"
+    assert {"rate", "preview"}.isdisjoint(rows(slide()))
+
+
 def test_references_are_as_fast_as_in_training_where_a_measured_entry_is_tracked() -> None:
     """From home to goals alone they would be half as fast: training goes from goal to goal."""
     task = slide(tracked=("load",), goal_low=-0.9, goal_high=0.9, rate=10.0, steps=40).make_task()

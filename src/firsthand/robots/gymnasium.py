@@ -183,6 +183,8 @@ class GymnasiumTask:
 def _own_words(message: str) -> str:
     """The control specification's fields as those of a `GymnasiumTask` are called."""
     message = message.replace("reference.rate_high", "rate").replace("reference.rate_low", "rate")
+    message = re.sub(r"\blayout\.position\b", "positions", message)
+    message = re.sub(r"\blayout\.velocity\b", "velocities", message)
     return re.sub(r"\b(?:limits|layout|reference)\.(?=[a-z])", "", message)
 
 
@@ -576,9 +578,11 @@ def _goal_box(source: GymnasiumTask, entries: tuple[int, ...], ranges: dict[int,
 
 def _numbers(field: str, value: Any, size: int, of: str) -> tuple[float, ...]:
     try:
-        values = np.asarray(value, float)
+        kind, values = np.asarray(value).dtype.kind, np.asarray(value, float)
     except (TypeError, ValueError):
         raise UserError(f"{field} is {value!r}, but must be a number, or {size} of them, one per {of}.") from None
+    if kind in "USb":  # "-0.25" could be read as a number; more likely a file was read, and not looked at
+        raise UserError(f"{field} is {value!r}, but must be a number, or {size} of them, one per {of}, not text.")
     if values.ndim > 1 or (values.ndim == 1 and len(values) != size):
         raise UserError(f"{field} is {value!r}, but must be a number, or {size} of them, one per {of}.")
     if not np.isfinite(values).all():

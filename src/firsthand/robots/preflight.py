@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from firsthand_onboard import ControlSpec, Limits, SelectedOutput, SerialChain
-from firsthand_onboard.features import build_reference, reachable_fraction
+from firsthand_onboard.features import PEAK_OF_QUINTIC, build_reference, reachable_fraction
 from firsthand_onboard.kinematics import chain_jacobian, tracked_output
 
 from ..errors import UserError
@@ -27,6 +27,8 @@ STILL = 1e-9
 """A joint that moves the output by less per unit of its own does not move it."""
 SINGULAR = 0.02
 """Share of the largest singular value of the Jacobian below which the tip can hardly move in some direction."""
+IDLE_RATE = 50.0
+"""A rate this many times the speed at which a reference crosses the whole range limits nothing."""
 SLOW_PERIOD_S, FAST_PERIOD_S = 10.0, 0.002
 SHORT_TRAJECTORY_S, LONG_TRAJECTORY_S = 0.5, 600.0
 LONG_STEPS = 200
@@ -104,6 +106,9 @@ def _describe(task: Task) -> list[Finding]:
     if not SHORT_TRAJECTORY_S <= seconds <= longest:
         text, verdict = f"{text}: a trajectory lasts many times the dead time, mostly some seconds", Verdict.DOUBTFUL
     rows.append(Finding("episode", verdict, f"{text}; an episode is {duration(task.episode_s)}"))
+    if spec.preview[-1] > task.steps:
+        text = f"looks {spec.preview[-1]} steps ahead, but a trajectory has {task.steps}"
+        rows.append(Finding("preview", Verdict.DOUBTFUL, text))
     return rows
 
 
@@ -360,6 +365,7 @@ def _goals(task: Task) -> list[Finding]:
         elif isinstance(spec.kinematics, SelectedOutput):  # the next one begins where this one ends, as in training
             measured[list(spec.kinematics.indices)] = points[-1]
     unit = unit_of(task.unit)
+    more = _rate(spec, goals)
     spread = float(np.sqrt(np.sum(np.var(ends, axis=0))))
     text = f"{GOALS} drawn: spread {unit.with_unit(spread)}, references up to {unit.with_unit(fastest)}/s"
     rows = [Finding("goals", Verdict.OK, text)]
@@ -376,10 +382,23 @@ def _goals(task: Task) -> list[Finding]:
             )
         ]
     if lowest < 0:
-        rows.append(
+        more.append(
             Finding("floor", Verdict.DOUBTFUL, f"references go down to z = {lowest:.2f} m in the frame of the base")
         )
-    return rows
+    return [*rows, *more]
+
+
+def _rate(spec: ControlSpec, goals: np.ndarray) -> list[Finding]:
+    """Whether the rate limits anything: one in another unit, or a number that stands for "any", hides a mistake."""
+    if spec.reference.profile == "hold":
+        return []
+    fastest = PEAK_OF_QUINTIC * np.ptp(goals, axis=0) / (spec.reference.steps * spec.period_s)
+    idle = np.flatnonzero(np.asarray(spec.reference.rate_high) > IDLE_RATE * fastest)
+    if not len(idle) or not fastest[idle[0]] > 0:
+        return []
+    rate, most = spec.reference.rate_high[idle[0]], fastest[idle[0]]
+    text = f"rate is {rate:g}, but no reference needs more than {most:.2g}; is it in the unit of the goals per second?"
+    return [Finding("rate", Verdict.DOUBTFUL, text)]
 
 
 def _at(spec: ControlSpec, position: np.ndarray) -> np.ndarray:

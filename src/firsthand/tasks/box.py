@@ -297,7 +297,8 @@ class CheckedReferences:
         with _as_user_error("evaluation fails"):
             found = self.paths(speed)
         if not isinstance(found, dict) or not found:
-            raise UserError(f"evaluation returned {type(found).__name__}, but must give paths by name in a dict.")
+            what = "an empty dict" if isinstance(found, dict) else type(found).__name__
+            raise UserError(f"evaluation returned {what}, but must give at least one path by name in a dict.")
         return tuple(self._make_reference(str(name), points) for name, points in found.items())
 
     def _make_reference(self, name: str, path: Any) -> EvaluationReference:

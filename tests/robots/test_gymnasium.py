@@ -24,7 +24,7 @@ from firsthand.robots.gymnasium import GymnasiumTask
 from firsthand.tasks.box import check_goals
 from firsthand.training import Trainer, TrainingConfig, preset
 from firsthand.training.learning import as_rollout
-from firsthand_onboard import PlanarChain, PlanarJoint
+from firsthand_onboard import PlanarChain, PlanarJoint, SelectedOutput
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.kinematics import output_of_positions
 from firsthand_onboard.observer import ObserverSettings
@@ -308,6 +308,7 @@ class Perfect(Cart):
 def perfect_policy(robot: GymnasiumRobot) -> Policy:
     """It commands the reference now: half range 2 · tanh(…), nearly linear for small weights."""
     spec = robot.task.spec
+    assert isinstance(spec.kinematics, SelectedOutput)
     error, (entry,) = spec.layout.size, spec.kinematics.indices
     layers = [(np.zeros((2, spec.observation_size), np.float32), np.zeros(2, np.float32))]
     layers[0][0][0, entry], layers[0][0][0, error] = (

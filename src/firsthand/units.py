@@ -30,11 +30,13 @@ class Unit:
         return number(self.of(value), self.digits(value))
 
     def digits(self, value: float) -> int:
-        """Digits after the point for about three in all."""
+        """Digits after the point for about three in all, and at least two: a small error can still be seen to fall."""
         size = abs(self.of(value))
         if not math.isfinite(size) or size >= 1000:
             return 0
-        return 1 if size >= 10 else 2 if size >= 1 or self.factor > 1 else 3
+        if size >= 0.1 or size == 0:
+            return 1 if size >= 10 else 2 if size >= 1 or self.factor > 1 else 3
+        return 3 if size >= 0.01 else 4
 
     def with_unit(self, value: float) -> str:
         """`4.20 cm`; the number alone where there is no unit."""

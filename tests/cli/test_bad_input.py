@@ -143,6 +143,12 @@ def test_a_number_that_cannot_be(name: str, value: str, refusal: Callable) -> No
     assert ", but must " in rest
 
 
+@pytest.mark.parametrize("words", [("--episodes", "1.5"), ("--episodes=1.5",), ("--seed", "two")])
+def test_a_number_that_is_not_whole(words: tuple[str, ...], refusal: Callable) -> None:
+    name, _, value = "=".join(words).removeprefix("--").partition("=")
+    assert refusal("train", "excavator", *words) == f"{name} is {value!r}, but must be a whole number."
+
+
 @pytest.mark.parametrize(("name", "value"), [("seed", "-1"), ("seed", "4294967296"), ("payload", "nan")])
 def test_a_machine_with_a_number_that_cannot_be(name: str, value: str, refusal: Callable) -> None:
     said = refusal("machine", "excavator", "--listen", "127.0.0.1:0", f"--{name}", value)
@@ -173,7 +179,6 @@ def test_options_that_do_not_fit_the_robot(refusal: Callable) -> None:
         (),
         ("trian",),
         ("train",),
-        ("train", "excavator", "--episodes", "abc"),
         ("train", "excavator", "--epsiodes", "3"),
         ("evaluate",),
     ],

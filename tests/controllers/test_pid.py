@@ -82,5 +82,7 @@ def test_it_follows_whatever_the_robot_does_with_its_commands(task: GymnasiumTas
 def test_an_output_that_nothing_moves_is_reported():
     task = axis(lambda: Linear([[3.0], [0.0]], damping=10.0), outputs=2)
     spec = task.make_task()
-    with pytest.raises(UserError, match="no command of axis moves position 1"):
+    with pytest.raises(
+        UserError, match=r"no command of axis moved position 1 above the noise at pushes of up to 0\.5 of"
+    ):
         identify_outputs(task.make_robot(spec, payload_kg=0.0, seed=0), spec)

@@ -199,6 +199,10 @@ def test_a_body_ends_where_the_tip_is(make):
 def test_units_are_the_robots_own():
     assert unit_of("m").with_unit(0.0423) == "4.23 cm"
     assert unit_of("m").with_unit(2.2) == "220.0 cm"
+    assert unit_of("m").with_unit(0.0) == "0.00 cm"
+    assert unit_of("m").with_unit(0.0032) == "0.32 cm"
+    assert unit_of("m").with_unit(1.04e-4) == "0.010 cm"  # a tenth of a millimetre …
+    assert unit_of("m").with_unit(7.1e-5) == "0.0071 cm"  # … is not 0.07 mm
     assert unit_of("rad").with_unit(0.115) == "0.115 rad"
     assert unit_of("rad").with_unit(float("nan")) == "– rad"
 

@@ -24,7 +24,7 @@ from firsthand.robots.gymnasium import GymnasiumTask
 from firsthand.tasks.box import check_goals
 from firsthand.training import Trainer, TrainingConfig, preset
 from firsthand.training.learning import as_rollout
-from firsthand_onboard import PlanarChain, PlanarJoint
+from firsthand_onboard import PlanarChain, PlanarJoint, SelectedOutput
 from firsthand_onboard.features import initial_state, next_state
 from firsthand_onboard.kinematics import output_of_positions
 from firsthand_onboard.observer import ObserverSettings
@@ -202,6 +202,25 @@ def test_what_was_seen_before_the_environment_raised_is_kept() -> None:
         episode(robot_of(cart_task(lambda: Cart(lambda step, state: "raise"))))
 
 
+def test_an_environment_that_ends_the_program_fails_like_any_other() -> None:
+    """Otherwise the run would end with its exit code, 0, and without a word."""
+
+    def leave(*_: Any) -> Any:
+        raise SystemExit(0)
+
+    robot = robot_of(cart_task(lambda: Cart(lambda step, state: leave() if step == 20 else None)))
+    assert episode(robot).valid.sum() == 19
+    with pytest.raises(RobotFailed, match=r"Cart raised SystemExit in step\(\): 0 \(in trajectory 2"):
+        robot.measured()
+    for changes in ({"env": leave}, {"observe": leave}, {"evaluation": leave}):
+        with pytest.raises(UserError, match="SystemExit"):
+            cart_task(**changes).make_task()
+    with pytest.raises(UserError, match="goals fails with SystemExit"):
+        check_goals(cart_task(goals=leave, evaluation=lambda speed: {"still": np.zeros((5, 1))}).make_task())
+    with pytest.raises(UserError, match="cost fails with SystemExit"):
+        cart_task(cost=leave).make_task()
+
+
 def test_gymnasiums_time_limit_is_no_end() -> None:
     source = cart_task(lambda: gymnasium.wrappers.TimeLimit(DelayedCommands(Cart(), 2), 10))
     robot = robot_of(source)
@@ -286,20 +305,47 @@ class Perfect(Cart):
         return self.state.copy(), 0.0, False, False, {}
 
 
-def test_evaluation_leads_a_robot_that_cannot_be_placed() -> None:
-    robot = robot_of(cart_task(Perfect, hidden=(2,)))
+def perfect_policy(robot: GymnasiumRobot) -> Policy:
+    """It commands the reference now: half range 2 · tanh(…), nearly linear for small weights."""
     spec = robot.task.spec
-    reference = robot.task.evaluation(0.2)[0]
-    # A policy that commands the reference now: half range 2 · tanh(…), nearly linear for small weights.
-    error = spec.layout.size
+    assert isinstance(spec.kinematics, SelectedOutput)
+    error, (entry,) = spec.layout.size, spec.kinematics.indices
     layers = [(np.zeros((2, spec.observation_size), np.float32), np.zeros(2, np.float32))]
-    layers[0][0][0, 0], layers[0][0][0, error] = (
-        1e-3 * spec.scales.measured_scale[0],
+    layers[0][0][0, entry], layers[0][0][0, error] = (
+        1e-3 * spec.scales.measured_scale[entry],
         1e-3 * float(np.max(spec.scales.error)),
     )
     layers.append((np.asarray([[500.0, 0.0]], np.float32), np.zeros(1, np.float32)))
-    (record,) = robot.follow(Policy(jax.tree.map(jax.numpy.asarray, tuple(layers)), spec), (reference,))
+    return Policy(jax.tree.map(jax.numpy.asarray, tuple(layers)), spec)
+
+
+def test_evaluation_leads_a_robot_that_cannot_be_placed() -> None:
+    robot = robot_of(cart_task(Perfect, hidden=(2,)))
+    reference = robot.task.evaluation(0.2)[0]
+    (record,) = robot.follow(perfect_policy(robot), (reference,))
     assert record.measured[0, 0, 0] == pytest.approx(2 * np.tanh(reference.points[0, 0] / 2), abs=1e-3)
+
+
+def test_evaluation_leads_a_placed_robot_whose_tracked_entry_is_not_a_position() -> None:
+    def place(env: Any, position: np.ndarray) -> np.ndarray:
+        env.unwrapped.state = np.asarray([position[0], 0.0])
+        return env.unwrapped.state
+
+    load = cart_task(
+        Perfect,
+        hidden=(2,),
+        observe=lambda seen: np.asarray([*seen, seen[0]]),
+        tracked=(2,),
+        goal_low=-0.8,
+        goal_high=0.8,
+        place=place,
+    )
+    robot = robot_of(load)
+    reference = robot.task.evaluation(0.2)[0]
+    assert reference.start == pytest.approx([0.0])  # its position is not known, so home stands for it
+    assert reference.points[0] == pytest.approx([-0.4])
+    (record,) = robot.follow(perfect_policy(robot), (reference,))
+    assert record.measured[0, 0, 2] == pytest.approx(2 * np.tanh(reference.points[0, 0] / 2), abs=1e-3)
 
 
 def test_default_goals_and_references_stay_inside_the_limits() -> None:
@@ -321,6 +367,19 @@ def test_default_goals_and_references_stay_inside_the_limits() -> None:
         np.testing.assert_allclose(output_of_positions(chain, reference.start), reference.points[0], atol=1e-9)
         speed = np.linalg.norm(np.diff(reference.points, axis=0), axis=1) / PERIOD
         assert speed.max() == pytest.approx(task.evaluation_speed, rel=0.05)
+
+
+def test_the_default_references_of_one_coordinate_turn_round_smoothly() -> None:
+    task = cart_task().make_task()
+    references = {reference.name: reference.points[:, 0] for reference in task.evaluation(0.4)}
+    for points in references.values():
+        speed = np.diff(points) / PERIOD
+        assert np.abs(speed).max() == pytest.approx(0.4, rel=0.03)
+        assert np.abs(np.diff(speed)).max() < 0.25 * 0.4  # in one control period, of the highest speed
+        assert max(abs(speed[0]), abs(speed[-1])) < 0.02
+    loop = references["loop"]
+    assert (loop.min(), loop.max()) == pytest.approx((-0.5, 0.5), abs=0.01)
+    assert loop[[0, -1]] == pytest.approx([0.0, 0.0], abs=1e-9)
 
 
 class Pictures(Cart):
@@ -378,6 +437,9 @@ CHAIN = PlanarChain((0.0, 0.0), (PlanarJoint("revolute", 0.5),))
         ),
         ({"evaluation": lambda speed: 1 / 0}, "evaluation fails with ZeroDivisionError: division by zero"),
         ({"evaluation": lambda speed: {"odd": [[0.0], [0.0, 1.0]]}}, "the evaluation path 'odd' is not an array of n"),
+        ({"evaluation": lambda speed: {}}, "evaluation returned an empty dict, but must give at least one path"),
+        ({"velocities": (0,)}, "positions and velocities share entry 0, but an entry is one or the other"),
+        ({"velocities": (0, 1)}, r"velocities has 2 entries, but must have none or one per position \(1\)"),
         ({"observe": lambda seen: seen[None]}, "observe returned an array of shape"),
         ({"observe": lambda seen: seen["p"]}, "observe fails on an observation with IndexError"),
         ({"preview": (3, 1)}, "preview is .* rising order"),
@@ -393,6 +455,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(changes: dict[str, Any], sent
 
 WRONG_KINDS = [
     ("env", lambda: 3, r"env\(\) returned 3, but must return a Gymnasium environment"),
+    ("position_low", "-0.25", "position_low is '-0.25', but must be a number, or 1 of them, .* not text"),
     ("angles", 0, "angles is 0, but must list entries of the measurement"),
     ("stop_at_limits", "no", "stop_at_limits is 'no', but must be True or False"),
     ("hardware", "no", "hardware is 'no', but must be True or False"),

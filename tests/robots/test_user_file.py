@@ -1,5 +1,6 @@
 """Robots in a user's own file: found, refused in one sentence, and found again by the runs they were trained in."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import pytest
 
 from firsthand.cli.train import default_folder
 from firsthand.errors import UserError
+from firsthand.robots.description import spec_difference
 from firsthand.robots.gymnasium import GymnasiumTask
 from firsthand.robots.registry import find_robot
 from firsthand.robots.source import RobotSource
 from firsthand.robots.user_file import is_robot_file, robot_file, robot_file_notes
+from firsthand_onboard import SelectedOutput
 
 PENDULUM = Path(__file__).parents[2] / "examples" / "pendulum.py"
 
@@ -82,6 +85,29 @@ def test_what_has_happened_to_a_file_since_is_said(pendulum: Path, tmp_path: Pat
         f"The robot of this run was in {pendulum}",
         f"{moved} has changed since this run was started",
     ]
+
+
+def test_another_file_is_not_one_that_has_changed(pendulum: Path, tmp_path: Path) -> None:
+    before = find_robot(f"{pendulum}:task", approve=True).file
+    other = tmp_path / "other.py"
+    other.write_text("task = 1\n")
+    assert robot_file_notes(before, robot_file(f"{other}:task"))[1:] == [
+        f"{other} is another file than that of this run; going on with it."
+    ]
+
+
+def test_a_file_without_its_ending_is_suggested(pendulum: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pendulum.parent)
+    for name in ("my_robot:task", "my_robot"):
+        with pytest.raises(UserError, match=r"no robot 'my_robot.*did you mean 'my_robot\.py:task'\?"):
+            find_robot(name)
+
+
+def test_what_differs_is_called_as_in_the_file(pendulum: Path) -> None:
+    spec = find_robot(f"{pendulum}:task", approve=True).task.spec
+    other = dataclasses.replace(spec, kinematics=SelectedOutput((1,)))
+    assert spec_difference(spec, other) == "tracked (kinematics.indices) is [0] there and [1] here"
+    assert spec_difference(spec, dataclasses.replace(spec, period_s=9.0)) == "period_s is 0.05 there and 9.0 here"
 
 
 def test_a_robot_file_gives_a_plain_folder_name() -> None:

@@ -83,6 +83,14 @@ def test_the_square_stops_at_its_corners_and_stays_on_its_sides():
     assert len(resting) >= 8  # before and after each of the four stops
 
 
+def test_a_slow_process_starts_as_smoothly_as_a_fast_one():
+    for period in (0.04, 5.0, 600.0):
+        steps = np.diff(paths.travelled_distance(100 * period, 1.0, period)) / period
+        assert steps[0] < 0.02
+        assert np.max(np.abs(np.diff(steps))) < 0.2  # of the cruising speed, in one control period
+        assert np.max(steps) == pytest.approx(1.0, rel=0.02)
+
+
 def test_a_short_way_is_travelled_at_a_lower_peak():
     distance = paths.travelled_distance(0.3, 1.0, PERIOD)
     assert distance[0] == 0.0

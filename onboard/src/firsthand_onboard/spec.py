@@ -93,7 +93,12 @@ class StateLayout:
             f"layout.velocity has {len(self.velocity)} entries, but must have none or one per position "
             f"({len(self.position)})",
         )
-        _require(not set(self.position) & set(self.velocity), "layout.position and layout.velocity share an entry")
+        shared = sorted(set(self.position) & set(self.velocity))
+        _require(
+            not shared,
+            f"layout.position and layout.velocity share entry {', '.join(map(str, shared))}, but an entry is one or "
+            "the other",
+        )
 
     @cached_property
     def num_measured(self) -> int:

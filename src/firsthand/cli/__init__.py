@@ -19,7 +19,7 @@ from .inspect import Inspect
 from .laboratory import check_laboratory, laboratory_commands, laboratory_hint
 from .machine import Machine
 from .new import New
-from .options import check_options
+from .options import check_options, check_whole_numbers
 from .report import Report
 from .simulator import Simulator
 from .train import Train
@@ -77,6 +77,7 @@ def parse_command(arguments: list[str]) -> Any:
     """The command that these arguments ask for; `run` carries it out. An unknown option exits with code 2."""
     check_laboratory(arguments)
     check_options(arguments)
+    check_whole_numbers(arguments)
     commands = COMMANDS | laboratory_commands()
     known = ", ".join(commands)
     if not arguments:

@@ -1,6 +1,7 @@
 """Every setting of the agent as an option of the command line, made from `agent.settings`."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -52,6 +53,20 @@ def given_settings(options: Any) -> dict[str, Any]:
         for name, value in vars(getattr(options, group)).items()
         if value is not None
     }
+
+
+WHOLE = ("episodes", "seed", "seeds", "workers")
+"""Options of every command that are whole numbers."""
+
+
+def check_whole_numbers(arguments: Sequence[str]) -> None:
+    """Raise `UserError` for `--episodes 1.5`."""
+    for word, following in itertools.pairwise([*arguments, ""]):
+        name, equals, value = word.partition("=")
+        value = value if equals else following
+        is_whole = value.removeprefix("-").replace("_", "").isdecimal()
+        if name.startswith("--") and name.removeprefix("--") in WHOLE and value and not is_whole:
+            raise UserError(f"{name.removeprefix('--')} is {value!r}, but must be a whole number.")
 
 
 def check_options(arguments: Sequence[str]) -> None:

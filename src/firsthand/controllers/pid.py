@@ -118,7 +118,11 @@ def fit_outputs(spec: ControlSpec, recorded: Recording) -> OutputModel:
     idle = np.flatnonzero(~effect.any(axis=1))
     if len(idle):
         name = spec.layout.measured[entries[idle[0]]]
-        raise UserError(f"no command of {spec.robot} moves {name} in a way that can be seen, and a PID needs one.")
+        largest = max((push.amplitude for push in recorded.pushes), default=0.0)
+        raise UserError(
+            f"no command of {spec.robot} moved {name} above the noise at pushes of up to {largest:.2g} of half the "
+            "command range, and a PID needs one that does; wider position limits allow larger pushes."
+        )
     return OutputModel(
         entries=tuple(entries),
         damping=np.clip(1.0 - found[:, 2], 0.0, 1.0) / period,

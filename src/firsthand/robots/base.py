@@ -219,6 +219,8 @@ class AbstractRobot(ABC):
     """Whether `set_payload` works."""
     payload_kg: float = 0.0
     """The load that it was made with."""
+    own_period_s: float | None = None
+    """The control period that the robot itself tells, in seconds; None where it tells none."""
     plant: AbstractPlant | None = None
     """The simulated plant, where there is one."""
     is_learned: bool = False
@@ -264,6 +266,10 @@ class AbstractRobot(ABC):
 
     def true_measurement(self) -> Float[np.ndarray, " measured"] | None:
         """The measurement of exact sensors now; None if it is not known."""
+        return None
+
+    def stand_at(self, position: Float[np.ndarray, " position"]) -> Float[np.ndarray, " measured"] | None:
+        """Put it at rest in a configuration, at once; the exact measurement there. None where that is not possible."""
         return None
 
     @abstractmethod

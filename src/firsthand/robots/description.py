@@ -285,6 +285,15 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
+OWN_WORDS = {
+    "kinematics.": "tracked",
+    "layout.position": "positions",
+    "layout.velocity": "velocities",
+    "reference.rate_": "rate",
+}
+"""Fields of a specification that a `GymnasiumTask` calls otherwise."""
+
+
 def spec_difference(one: ControlSpec, other: ControlSpec, fields: Sequence[str] = ()) -> str | None:
     """The first field in which two specifications differ, with both values; None when they agree.
 
@@ -295,7 +304,8 @@ def spec_difference(one: ControlSpec, other: ControlSpec, fields: Sequence[str] 
         if fields and not any(name == f or name.startswith(f + ".") for f in fields):
             continue
         if ours.get(name) != theirs.get(name):
-            return f"{name} is {json.dumps(ours.get(name))} there and {json.dumps(theirs.get(name))} here"
+            name_of = next((f"{word} ({name})" for field, word in OWN_WORDS.items() if name.startswith(field)), name)
+            return f"{name_of} is {json.dumps(ours.get(name))} there and {json.dumps(theirs.get(name))} here"
     return None
 
 

@@ -19,7 +19,7 @@ from firsthand_onboard.features import (
     preview_points,
     quintic_blend,
 )
-from firsthand_onboard.kinematics import output_of_positions, tracked_output
+from firsthand_onboard.kinematics import output_error, output_of_positions, tracked_output
 
 from ..errors import UserError
 from ..models import Controller, Policy, as_controller
@@ -36,6 +36,8 @@ STEP_VALUES = 5
 """What Gymnasium's `step` returns: observation, reward, terminated, truncated, info."""
 RECOVERY_S = 2.0
 """How long a machine has, in neutral or under its `safe` policy, to come back inside its limits, in seconds."""
+AT_START = 0.1
+"""A placed robot is at a reference's start within this share of the specification's scale of errors."""
 MAX_APPROACHES = 3
 """How often the way to a reference's start is tried, when the environment ends on it."""
 
@@ -314,7 +316,7 @@ class Driver:
             return call()
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             text = " ".join(str(error).split()) or "without a message"
             raise RobotFailed(f"{self.name} raised {type(error).__name__} in {what}: {text}.") from error
 
@@ -382,6 +384,12 @@ class GymnasiumRobot(AbstractRobot):
         """Whether the environment says that it only stands in for a robot."""
         return bool(getattr(self.driver.env.unwrapped, "stand_in", False))
 
+    @property
+    def own_period_s(self) -> float | None:
+        """The environment's `dt`, if it has one."""
+        dt = getattr(self.driver.env.unwrapped, "dt", None)
+        return float(dt) if isinstance(dt, int | float | np.number) else None
+
     def _drive(self, seed: int) -> Driver:
         gate = None if self._make_gate is None else self._make_gate()
         return Driver(self.environment, self.task.spec, seed=seed, sensors=self.sensors, gate=gate)
@@ -389,6 +397,10 @@ class GymnasiumRobot(AbstractRobot):
     def measured(self) -> Float[np.ndarray, " measured"]:
         """The last measurement; an error with the reason, if the environment failed since."""
         return self.driver.measured()
+
+    def stand_at(self, position: Float[np.ndarray, " position"]) -> Float[np.ndarray, " measured"] | None:
+        """With the task's `place`."""
+        return self.driver.true.copy() if self.driver.place(position) else None
 
     def true_measurement(self) -> Float[np.ndarray, " measured"] | None:
         """The environment's exact measurement behind simulated sensors; None without them."""
@@ -505,7 +517,7 @@ class GymnasiumRobot(AbstractRobot):
             return neutral(spec)
         try:
             command = np.asarray(self.safe(driver.measured()), np.float32).reshape(spec.layout.num_commands)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = " ".join(str(error).split())
             raise RobotFailed(f"safe fails on a measurement with {type(error).__name__}: {why}.") from error
         low, high = (np.asarray(v, np.float32) for v in (spec.limits.command_low, spec.limits.command_high))
@@ -539,9 +551,9 @@ class GymnasiumRobot(AbstractRobot):
     ) -> tuple[EpisodeRecord, ...]:
         """In an environment of its own, seeded the same every time, so that training goes on undisturbed.
 
-        The robot is placed at the start where the environment allows it. Elsewhere the policy leads it there from a
-        reset and holds it for a second; that does not count. Hardware there is only once: training's environment is
-        closed before.
+        The robot is placed at the start where the environment allows it. Where that is not possible, or what is tracked
+        is not at the start yet, the policy leads it there and holds it for a second; that does not count. Hardware
+        there is only once: training's environment is closed before.
         """
         if self.hardware:
             self.close()
@@ -561,7 +573,7 @@ class GymnasiumRobot(AbstractRobot):
     def _follow_one(self, driver: Driver, run: NumpyController, reference: EvaluationReference) -> EpisodeRecord:
         spec = self.task.spec
         driver.reset(0)
-        if not driver.place(np.asarray(reference.start, float)):
+        if not driver.place(np.asarray(reference.start, float)) or not _is_at_start(driver, reference):
             for _ in range(MAX_APPROACHES):
                 points = approach(spec, driver.measured(), reference)
                 run.policy.begin(driver.seen, motion=True)
@@ -637,6 +649,18 @@ def track(
         if outcome is not Outcome.GOING:
             return outcome
     return Outcome.GOING
+
+
+def _is_at_start(driver: Driver, reference: EvaluationReference) -> bool:
+    """Whether a robot that was placed tracks the reference's first point: what is tracked need not be a position.
+
+    A set-point jumps, so a robot that has not reached it is where it shall be.
+    """
+    spec = driver.spec
+    if spec.reference.profile == "hold":
+        return True
+    off = output_error(spec, reference.points[0], np.asarray(tracked_output(spec, driver.true.astype(float))))
+    return bool((np.abs(off) <= AT_START * np.asarray(spec.scales.error)).all())
 
 
 def approach(

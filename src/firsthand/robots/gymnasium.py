@@ -35,6 +35,8 @@ from .environment import GymnasiumRobot, environment_name
 from .hardware_gate import HardwareGate
 from .limits import is_inside
 
+OTHER_PERIOD = 100.0
+"""A control period this many times the environment's own, or less than its inverse, is in another unit."""
 DEFAULT_STEPS = 100
 """Control steps per trajectory, unless the user chooses."""
 Numbers = float | Sequence[float] | np.ndarray
@@ -181,6 +183,8 @@ class GymnasiumTask:
 def _own_words(message: str) -> str:
     """The control specification's fields as those of a `GymnasiumTask` are called."""
     message = message.replace("reference.rate_high", "rate").replace("reference.rate_low", "rate")
+    message = re.sub(r"\blayout\.position\b", "positions", message)
+    message = re.sub(r"\blayout\.velocity\b", "velocities", message)
     return re.sub(r"\b(?:limits|layout|reference)\.(?=[a-z])", "", message)
 
 
@@ -200,7 +204,7 @@ class _Reader:
             return env
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"env() cannot make the environment: {type(error).__name__}: {' '.join(str(error).split())}."
             ) from error
@@ -225,7 +229,7 @@ def measurement(observe: Callable[[Any], Any] | None, observation: Any) -> np.nd
         measured = np.array(observation if observe is None else observe(observation), dtype=np.float32)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"observe fails on an observation with {type(error).__name__}: {' '.join(str(error).split())}."
         ) from error
@@ -444,7 +448,7 @@ def _first_measurement(source: GymnasiumTask, env: Any, name: str) -> np.ndarray
         )
     try:
         observation, _ = env.reset(seed=0)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{name} raised {type(error).__name__} in reset(): {' '.join(str(error).split())}.") from error
     return measurement(source.observe, observation)
 
@@ -453,7 +457,11 @@ def _period(source: GymnasiumTask, env: Any, name: str) -> float:
     period = source.period_s if source.period_s is not None else getattr(env.unwrapped, "dt", None)
     if period is None:
         raise UserError(f"{name} does not tell its control period; give period_s, in seconds.")
-    return float(period)
+    own = getattr(env.unwrapped, "dt", None)
+    period = float(period)
+    if own is not None and _is_number(own) and not own / OTHER_PERIOD < period < own * OTHER_PERIOD:
+        raise UserError(f"period_s is {period:g}, but the environment's dt is {own:g}; are both in seconds?")
+    return period
 
 
 def _own_goal(source: GymnasiumTask) -> AbstractGoal | None:
@@ -570,9 +578,11 @@ def _goal_box(source: GymnasiumTask, entries: tuple[int, ...], ranges: dict[int,
 
 def _numbers(field: str, value: Any, size: int, of: str) -> tuple[float, ...]:
     try:
-        values = np.asarray(value, float)
+        kind, values = np.asarray(value).dtype.kind, np.asarray(value, float)
     except (TypeError, ValueError):
         raise UserError(f"{field} is {value!r}, but must be a number, or {size} of them, one per {of}.") from None
+    if kind in "USb":  # "-0.25" could be read as a number; more likely a file was read, and not looked at
+        raise UserError(f"{field} is {value!r}, but must be a number, or {size} of them, one per {of}, not text.")
     if values.ndim > 1 or (values.ndim == 1 and len(values) != size):
         raise UserError(f"{field} is {value!r}, but must be a number, or {size} of them, one per {of}.")
     if not np.isfinite(values).all():

@@ -1,5 +1,6 @@
 """Checks of a task before its robot moves for the first time: errors and warnings. Nothing here moves a robot."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from firsthand_onboard import ControlSpec, Limits, SelectedOutput, SerialChain
-from firsthand_onboard.features import build_reference, reachable_fraction
+from firsthand_onboard.features import PEAK_OF_QUINTIC, build_reference, reachable_fraction
 from firsthand_onboard.kinematics import chain_jacobian, tracked_output
 
 from ..errors import UserError
@@ -26,6 +27,8 @@ STILL = 1e-9
 """A joint that moves the output by less per unit of its own does not move it."""
 SINGULAR = 0.02
 """Share of the largest singular value of the Jacobian below which the tip can hardly move in some direction."""
+IDLE_RATE = 50.0
+"""A rate this many times the speed at which a reference crosses the whole range limits nothing."""
 SLOW_PERIOD_S, FAST_PERIOD_S = 10.0, 0.002
 SHORT_TRAJECTORY_S, LONG_TRAJECTORY_S = 0.5, 600.0
 LONG_STEPS = 200
@@ -33,6 +36,12 @@ GUESSED_NAMES = ("position ", "velocity ", "measured ", "command ")
 """Names of entries that were not given one."""
 OTHER_UNIT = 5.0
 """Ranges outside its limits beyond which a position is measured in another unit."""
+OTHER_PERIOD = 0.01
+"""Difference, as a share, beyond which the period is not the environment's own."""
+WIDE_RANGES = {"m": 100.0, "rad": 20 * math.pi}
+"""Ranges of a position that are rare in its unit: limits in millimetres or degrees, declared as metres or radians."""
+MISPLACED = 0.02
+"""Share of its range that a position may be off after `place`."""
 WIDE_TURN = 2 * math.pi + 1e-3
 GOALS = 200
 
@@ -97,6 +106,9 @@ def _describe(task: Task) -> list[Finding]:
     if not SHORT_TRAJECTORY_S <= seconds <= longest:
         text, verdict = f"{text}: a trajectory lasts many times the dead time, mostly some seconds", Verdict.DOUBTFUL
     rows.append(Finding("episode", verdict, f"{text}; an episode is {duration(task.episode_s)}"))
+    if spec.preview[-1] > task.steps:
+        text = f"looks {spec.preview[-1]} steps ahead, but a trajectory has {task.steps}"
+        rows.append(Finding("preview", Verdict.DOUBTFUL, text))
     return rows
 
 
@@ -109,7 +121,7 @@ def _look_at_robot(found: NamedRobot) -> list[Finding]:
             return [Finding("start", Verdict.NOTE, "a real robot: not looked at; it must stand inside the limits")]
         with closing(robot):
             measured = np.asarray(robot.measured(), float)
-            stand_in = _stand_in(robot)
+            more = [*_stand_in(robot), *_own_period(robot), *_place(robot)]
     except UserError as error:
         return [Finding("start", Verdict.WRONG, str(error))]
     if not np.isfinite(measured).all():
@@ -126,8 +138,8 @@ def _look_at_robot(found: NamedRobot) -> list[Finding]:
         advice = "start inside, or widen the limits: otherwise motions do not end at them"
         if (_ranges_away(position, limits) > OTHER_UNIT).any():
             advice = "are limits and measurements in the same unit?"
-        return [Finding("start", Verdict.DOUBTFUL, f"{'; '.join(outside)}; {advice}")]
-    return [Finding("start", Verdict.OK, "stands inside its limits"), *stand_in]
+        return [Finding("start", Verdict.DOUBTFUL, f"{'; '.join(outside)}; {advice}"), *more]
+    return [Finding("start", Verdict.OK, "stands inside its limits"), *more]
 
 
 def _stand_in(robot: AbstractRobot) -> list[Finding]:
@@ -136,6 +148,45 @@ def _stand_in(robot: AbstractRobot) -> list[Finding]:
         return []
     text = "simulated axes whose speed follows their command, not your robot; connect() is yours to fill in"
     return [Finding("stand-in", Verdict.NOTE, text)]
+
+
+def _own_period(robot: AbstractRobot) -> list[Finding]:
+    """Whether the control period is the environment's."""
+    period, own = robot.task.spec.period_s, robot.own_period_s
+    if own is None or abs(period - own) <= OTHER_PERIOD * own:
+        return []
+    text = f"period_s is {period:g} s, but the environment's dt is {own:g} s; does a step take {period:g} s?"
+    return [Finding("period", Verdict.DOUBTFUL, text)]
+
+
+def _place(robot: AbstractRobot) -> list[Finding]:
+    """Whether `place` puts it where evaluation begins: tried once at home and once where a reference starts."""
+    task, spec = robot.task, robot.task.spec
+    starts = [np.asarray(task.home, float)]
+    with contextlib.suppress(Exception):  # what is wrong with the evaluation has a row of its own
+        starts += [np.asarray(reference.start, float) for reference in task.evaluation(task.evaluation_speed)[:1]]
+    width = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
+    for start in starts:
+        try:
+            measured = robot.stand_at(start)
+        except UserError as error:
+            return [Finding("place", Verdict.WRONG, str(error))]
+        if measured is None:
+            return []
+        found = np.asarray(measured, float)[list(spec.layout.position)]
+        off = np.flatnonzero(~(np.abs(found - start) <= MISPLACED * width))
+        off = [i for i in off if _is_placed(spec, spec.layout.position[i])]
+        if off:
+            name = spec.layout.measured[spec.layout.position[off[0]]]
+            text = f"asked to put {name} at {start[off[0]]:.4g}, it leaves it at {found[off[0]]:.4g}"
+            return [Finding("place", Verdict.WRONG, text)]
+    return [Finding("place", Verdict.OK, "puts the robot at home and where a reference starts")]
+
+
+def _is_placed(spec: ControlSpec, entry: int) -> bool:
+    """Whether evaluation depends on where `place` puts this position: others may follow from those that are tracked."""
+    tracked = spec.kinematics.indices if isinstance(spec.kinematics, SelectedOutput) else ()
+    return entry in tracked or not set(tracked) & set(spec.layout.position)
 
 
 def _ranges_away(position: np.ndarray, limits: Limits) -> np.ndarray:
@@ -208,7 +259,21 @@ def _limits(task: Task) -> list[Finding]:
         and not isinstance(spec.kinematics, SelectedOutput)
         and spec.kinematics.joints[i].kind == "revolute"
     ]
-    if wide:
+    huge = [
+        f"{name} spans {high - low:.4g} {unit}"
+        for name, unit, low, high in zip(
+            names,
+            [layout.measured_units[entry] if layout.measured_units else "" for entry in layout.position],
+            limits.position_low,
+            limits.position_high,
+            strict=True,
+        )
+        if high - low > WIDE_RANGES.get(unit, math.inf)
+    ]
+    if huge:
+        text = f"{'; '.join(huge)}; are limits and rate in the unit that is declared?"
+        rows.append(Finding("limits", Verdict.DOUBTFUL, text))
+    elif wide:
         rows.append(Finding("limits", Verdict.DOUBTFUL, f"{', '.join(wide)} may turn more than once around; {shown}"))
     else:
         rows.append(Finding("limits", Verdict.OK, shown))
@@ -297,7 +362,10 @@ def _goals(task: Task) -> list[Finding]:
             lowest = min(lowest, float(points[:, 2].min()))
         if spec.reference.space == "position":
             measured = _at(spec, goal)
+        elif isinstance(spec.kinematics, SelectedOutput):  # the next one begins where this one ends, as in training
+            measured[list(spec.kinematics.indices)] = points[-1]
     unit = unit_of(task.unit)
+    more = _rate(spec, goals)
     spread = float(np.sqrt(np.sum(np.var(ends, axis=0))))
     text = f"{GOALS} drawn: spread {unit.with_unit(spread)}, references up to {unit.with_unit(fastest)}/s"
     rows = [Finding("goals", Verdict.OK, text)]
@@ -314,10 +382,23 @@ def _goals(task: Task) -> list[Finding]:
             )
         ]
     if lowest < 0:
-        rows.append(
+        more.append(
             Finding("floor", Verdict.DOUBTFUL, f"references go down to z = {lowest:.2f} m in the frame of the base")
         )
-    return rows
+    return [*rows, *more]
+
+
+def _rate(spec: ControlSpec, goals: np.ndarray) -> list[Finding]:
+    """Whether the rate limits anything: one in another unit, or a number that stands for "any", hides a mistake."""
+    if spec.reference.profile == "hold":
+        return []
+    fastest = PEAK_OF_QUINTIC * np.ptp(goals, axis=0) / (spec.reference.steps * spec.period_s)
+    idle = np.flatnonzero(np.asarray(spec.reference.rate_high) > IDLE_RATE * fastest)
+    if not len(idle) or not fastest[idle[0]] > 0:
+        return []
+    rate, most = spec.reference.rate_high[idle[0]], fastest[idle[0]]
+    text = f"rate is {rate:g}, but no reference needs more than {most:.2g}; is it in the unit of the goals per second?"
+    return [Finding("rate", Verdict.DOUBTFUL, text)]
 
 
 def _at(spec: ControlSpec, position: np.ndarray) -> np.ndarray:

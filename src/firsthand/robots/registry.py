@@ -300,7 +300,11 @@ def find_source(name: str) -> RobotSource:
         return load_source(name)
     if is_robot_description(name):
         return read_logged_robot(Path(name))
-    raise UserError(f"There is no robot {name!r}{suggest(name, tuple(ROBOTS))}; known are {', '.join(ROBOTS)}.")
+    stem, _, attribute = name.partition(":")
+    meant = f" (did you mean '{stem}.py:{attribute or 'task'}'?)" if Path(f"{stem}.py").is_file() else ""
+    raise UserError(
+        f"There is no robot {name!r}{meant or suggest(name, tuple(ROBOTS))}; known are {', '.join(ROBOTS)}."
+    )
 
 
 def make_task(name: str) -> Task:

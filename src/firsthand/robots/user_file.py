@@ -119,7 +119,9 @@ def robot_file_notes(before: RobotFile | None, now: RobotFile | None) -> list[st
     notes = []
     if now.path != before.path:
         notes.append(f"The robot of this run was in {before.path}; using {now.path}.")
-    if now.sha256 != before.sha256:
+    if now.sha256 != before.sha256 and Path(now.path).name != Path(before.path).name:
+        notes.append(f"{now.path} is another file than that of this run; going on with it.")
+    elif now.sha256 != before.sha256:
         notes.append(f"{now.path} has changed since this run was started; going on with it as it is now.")
     return notes
 
@@ -139,7 +141,7 @@ def load_source(name: str) -> RobotSource:
     if inspect.isfunction(value):
         try:
             value = value()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{path}: {attribute}() failed{_where(error, path)}: {_why(error)}.") from error
     if not _is_source(value):
         raise UserError(

@@ -141,7 +141,7 @@ def _as_user_error(what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{what} with {type(error).__name__}: {' '.join(str(error).split())}.") from error
 
 
@@ -169,10 +169,14 @@ class BoxReferences:
         for name, curve in (("line", self.line), ("loop", self.loop)):
             fine = curve(np.linspace(0.0, 1.0, 2001))
             length = along(self.outputs(fine))
-            # `travelled` rests once at the far end of the line: both halves are travelled one after the other.
-            half = paths.travelled_distance(length[1000] if name == "line" else length[-1], speed, self.spec.period_s)
-            way = np.concatenate([half, length[1000] + half[1:]]) if name == "line" else half
-            goals = np.stack([np.interp(way, length, column) for column in fine.T], axis=1)
+            if name == "loop" and len(self.box.low) == 1:
+                goals = self.swing(length[-1], speed)
+            else:
+                # `travelled` rests once at the far end of the line: both halves are travelled one after the other.
+                end = length[1000] if name == "line" else length[-1]
+                half = paths.travelled_distance(end, speed, self.spec.period_s)
+                way = np.concatenate([half, length[1000] + half[1:]]) if name == "line" else half
+                goals = np.stack([np.interp(way, length, column) for column in fine.T], axis=1)
             points = self.outputs(goals)
             in_position = self.spec.reference.space == "position"
             start = goals[0] if in_position else start_of(self.spec, points[0], self.home)
@@ -190,6 +194,14 @@ class BoxReferences:
         low, high = np.asarray(self.box.low), np.asarray(self.box.high)
         turn = 2 * np.pi * (phase[:, None] - 0.25 * np.arange(len(low)))
         return (low + high) / 2 + 0.25 * (high - low) * np.sin(turn)
+
+    def swing(self, length: float, speed: float) -> np.ndarray:
+        """The loop of a single coordinate, a sine in time whose highest speed is `speed`.
+
+        At constant speed it would reverse within one control period, which no machine can follow.
+        """
+        around = length * np.pi / 2  # a circle whose radius is the sine's amplitude, a quarter of the way
+        return self.loop(paths.travelled_distance(around, speed, self.spec.period_s) / around)
 
     def outputs(self, goals: np.ndarray) -> np.ndarray:
         """The tracked output at goals `(points, goal)`."""
@@ -285,7 +297,8 @@ class CheckedReferences:
         with _as_user_error("evaluation fails"):
             found = self.paths(speed)
         if not isinstance(found, dict) or not found:
-            raise UserError(f"evaluation returned {type(found).__name__}, but must give paths by name in a dict.")
+            what = "an empty dict" if isinstance(found, dict) else type(found).__name__
+            raise UserError(f"evaluation returned {what}, but must give at least one path by name in a dict.")
         return tuple(self._make_reference(str(name), points) for name, points in found.items())
 
     def _make_reference(self, name: str, path: Any) -> EvaluationReference:

@@ -362,6 +362,6 @@ def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
             f"{name} cannot be differentiated: it uses numpy, float() or a Python if on values of x, u or r. Write it "
             "with jax.numpy, and jnp.where in place of if."
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(str(error).split()) or "without a message"
         raise UserError(f"{name} fails with {type(error).__name__}: {text[:300]}.") from error

@@ -8,7 +8,9 @@ import numpy as np
 from firsthand_onboard.features import quintic_blend
 
 RAMP_S = 1.0
-"""How long it takes to reach the cruising speed, and to stop again, in seconds."""
+"""How long it takes at least to reach the cruising speed, and to stop again, in seconds."""
+RAMP_STEPS = 10
+"""The same in control periods: a slow process has few of them in a second."""
 
 
 def travelled_distance(length: float, speed: float, period_s: float) -> np.ndarray:
@@ -17,11 +19,12 @@ def travelled_distance(length: float, speed: float, period_s: float) -> np.ndarr
     The speed rises and falls along a quintic blend, so the acceleration is continuous. A short way is travelled at a
     lower peak.
     """
-    speed = min(speed, length / RAMP_S)
-    duration = length / speed + RAMP_S
+    ramp_s = max(RAMP_S, RAMP_STEPS * period_s)
+    speed = min(speed, length / ramp_s)
+    duration = length / speed + ramp_s
     # Fine integration of the speed profile, then one correction so that the end is met exactly.
     fine = np.linspace(0.0, duration, max(int(duration / 1e-3), 2))
-    profile = speed * np.minimum(quintic_blend(fine / RAMP_S), quintic_blend((duration - fine) / RAMP_S))
+    profile = speed * np.minimum(quintic_blend(fine / ramp_s), quintic_blend((duration - fine) / ramp_s))
     distance = np.concatenate([[0.0], np.cumsum((profile[1:] + profile[:-1]) / 2 * np.diff(fine))])
     distance *= length / distance[-1]
     times = np.arange(math.ceil(duration / period_s) + 1) * period_s

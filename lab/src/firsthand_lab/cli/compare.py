@@ -9,19 +9,18 @@ from tyro.conf import Positional, arg
 
 from firsthand.errors import UserError
 
-from .jobs import check_runner, make_pool, print_findings, run_studies
+from .jobs import INTERRUPTED, check_runner, make_pool, print_findings, run_studies
 
 if TYPE_CHECKING:
-    from ..baselines.direct import Books
+    from firsthand.robots.registry import NamedRobot
+
+    from ..baselines.direct_comparison import DirectStudy
+    from ..experiments.base import Finding
     from ..experiments.study import Study
 
 _Whole = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 _Switch = Annotated[bool, arg(help_behavior_hint="")]
 PEERS = "pid,deepc,koopman,neural-mpc,residual,crossq,ppo,sac,dreamerv3,tdmpc2,imagination"
-DIRECT = ("pid", "paper", "deepc", "koopman", "neural-mpc", "residual")
-"""Peers that need nothing but a robot that can be run."""
-EPISODIC = ("deepc", "koopman", "neural-mpc", "residual")
-"""Those that propose a controller per episode."""
 LONG_H = 12.0
 """A comparison that takes longer is run only with --yes."""
 
@@ -41,7 +40,7 @@ class Compare:
     seeds: Annotated[int, arg(metavar="N")] = 3
     """Random seeds; the :default ones get one. More can be added later."""
     tiny: _Switch = False
-    """The smallest form, which the tests run: everything happens, nothing is learned."""
+    """The smallest form, which the tests run: everything happens, nothing is learned. Not for robots of your own."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Folder for data, figures and the table; by default experiments/compare-ROBOT. The same command continues what was
     interrupted; the table shows all that is in the folder, of other commands too."""
@@ -56,7 +55,7 @@ class Compare:
     yes: _Switch = False
     """Go on although it takes more than 12 hours."""
     on_hardware: _Switch = False
-    """Compare on a robot that moves something real: it is inspected, and moved by each way to control it in turn."""
+    """Compare on a robot that moves something real: it is moved by each way to control it in turn, with every seed."""
 
     def run(self) -> int:
         """Run, conclude, print the table. Running it again continues."""
@@ -102,12 +101,14 @@ class Compare:
         return 0
 
     def _run_directly(self) -> int:
-        """On a robot that is not a plant of ours, one way after the other; the table is printed, nothing is kept."""
+        """On a robot that is not a plant of ours: every way is run on the robot itself."""
         from firsthand.console import notify
         from firsthand.robots.registry import find_robot
-        from firsthand.training import TrainingConfig
 
-        from ..baselines import direct, episodic
+        from ..baselines import episodic
+        from ..baselines.direct_comparison import DIRECT, EPISODIC, DirectComparison, DirectStudy
+        from ..experiments.base import Size
+        from ..experiments.run import default_folder
 
         names = [name.strip() for name in self.peers.split(",") if name.strip()]
         if not set(names) <= set(DIRECT):
@@ -117,34 +118,70 @@ class Compare:
                 "of --peers. The "
                 "other peers learn on simulations of firsthand's own."
             )
+        if self.tiny:
+            raise UserError(f"--tiny is there for robots of firsthand's own, not for {self.robot}; leave it out.")
         found = find_robot(self.robot, approve=True)
+        comparison = DirectComparison(found, names, self.episodes)
+        folder = self.out or default_folder(comparison.name, "full")
+        study = DirectStudy(folder, comparison, Size("full", self.seeds))
+        if self.so_far:
+            if not study.path.is_dir():
+                raise UserError(f"there is no folder {folder} yet: run the same command without --so-far.")
+            print_direct(study, study.conclude())
+            return 0
+        hardware = self._is_hardware(found)
         for name in set(names) & set(EPISODIC):
             episodic.require(name, found.task, 10**6)  # it takes its time, whatever is given
-        marks = tuple(sorted({max(self.episodes // 4, 1), max(self.episodes // 2, 1), self.episodes}))
-        books = {}
-        for name in ("ours", *names):
-            robot = found.make(seed=0)
-            try:
-                if robot.hardware and not self.on_hardware:
-                    raise UserError(f"{self.robot} moves something real; add --on-hardware to compare on it.")
-                unit = robot.task.unit
-
-                def on_episode(episode: int, error: float, name: str = name, unit: str = unit) -> None:
-                    notify(f"{name}: episode {episode}/{self.episodes} · error {error:.3g} {unit}")
-
-                if name == "pid":
-                    books[name] = direct.tune(robot, self.episodes, marks, 0, on_episode)
-                elif name in EPISODIC:
-                    learner = episodic.make_learner(name, found.name, robot.task, seed=0, episodes=self.episodes)
-                    books[name] = direct.learn_episodes(robot, learner, self.episodes, marks, 0, on_episode)
-                else:
-                    preset = "fast" if name == "ours" else name
-                    config = TrainingConfig.of(found.name, preset, episodes=self.episodes)
-                    books[name] = direct.learn(robot, config, marks, on_episode)
-            finally:
-                robot.close()
-        print_books(found.task.name, found.task.unit, books)
+        self._ask(study)
+        with study:
+            notify(f"{comparison.name}, {self.episodes} episodes each, into {folder}")
+            if hardware:
+                findings = self._run_here(study)
+            else:
+                findings = run_studies(
+                    [study], lambda jobs: make_pool(jobs, self.workers, self.on, self.address), self._again()
+                )
+        if isinstance(findings, int):
+            return findings
+        print_direct(study, findings[comparison.name])
         return 0
+
+    def _is_hardware(self, found: "NamedRobot") -> bool:
+        """Whether it moves something real; then it must have been asked for, with nothing beside it."""
+        robot = found.make(seed=0)
+        hardware = robot.hardware
+        robot.close()
+        if not hardware:
+            return False
+        if not self.on_hardware:
+            raise UserError(f"{self.robot} moves something real; add --on-hardware to compare on it.")
+        if self.on != "local" or (self.workers or 1) > 1:
+            raise UserError(
+                f"{self.robot} moves something real, which only one way to control it can do at a time; leave "
+                "--workers and --on out."
+            )
+        return True
+
+    def _run_here(self, study: "DirectStudy") -> "dict[str, Finding] | int":
+        """On hardware: in this process, so that an interrupted run leaves the machine in neutral."""
+        from firsthand.console import notify
+
+        from ..experiments.worker import perform
+
+        try:
+            for job in study.jobs:
+
+                def report(done: float, note: str = "", name: str = job.name) -> None:
+                    notify(f"{name}: episode {done:g}/{self.episodes} · {note}")
+
+                if not study.is_finished(job):
+                    perform(study.prepare(job), report)
+        except KeyboardInterrupt:
+            notify(f"Interrupted; finished jobs are kept. Continue with: {self._again()}")
+            return INTERRUPTED
+        except UserError as error:
+            raise UserError(f"{error} Finished jobs are kept; continue with: {self._again()}") from error
+        return {study.experiment.name: study.conclude()}
 
     def _ask(self, study: "Study") -> None:
         """Raise `UserError` if the remaining jobs take very long and were not confirmed."""
@@ -172,30 +209,25 @@ class Compare:
                 words += [f"--{name}", str(getattr(self, name))]
         words += ["--on", self.on] if self.on != "local" else []
         words += ["--yes"] if self.yes else []
+        words += ["--on-hardware"] if self.on_hardware else []
         return shlex.join(words)
 
 
-def print_books(robot: str, unit: str, books: "dict[str, Books]") -> None:
+def print_direct(study: "DirectStudy", finding: "Finding") -> None:
     """Errors of tests after equal robot time, as a table."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    marks = sorted({test["episode"] for book in books.values() for test in book.tests})
-    table = Table(title=f"{escape(robot)}: mean error, {escape(unit)}", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for mark in marks:
-        table.add_column(f"episode\n{mark}", justify="right")
-    table.add_column("robot\nmin", justify="right")
-    table.add_column("")
-    for name, book in books.items():
-        errors = {test["episode"]: f"{test['error']:.3g}" for test in book.tests}
-        cells = [errors.get(mark, "–") for mark in marks]
-        table.add_row(name, *cells, f"{book.robot_min:.1f}", escape(book.notes))
+    columns = finding.summary[0]
+    table = Table(title=escape(study.comparison.task.name), box=SIMPLE_HEAD, pad_edge=False)
+    for heading in columns:
+        is_text = heading in (next(iter(columns)), "notes")
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading != "notes")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(escape, row))
     console = Console()
     console.print(table)
-    console.print(
-        "On held-out goals; a step that the robot did not get to counts as if it stood where it ended.",
-        style="dim",
-    )
+    console.print(finding.text, style="dim", highlight=False, markup=False)
+    console.print(f"Written: {study.path / 'finding.md'}", highlight=False, markup=False, soft_wrap=True)

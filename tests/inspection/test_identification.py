@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import firsthand as fh
 from firsthand.inspection import Inspection, InspectionSettings, conclude, excite
 from firsthand.inspection.excitation import is_settling
+from firsthand.inspection.summary import strength, times
 from firsthand.robots.servo_axes import ServoAxes
 from firsthand_onboard import SpecError
 from firsthand_onboard.gate import Gate
@@ -85,6 +86,40 @@ def test_a_robot_that_is_sampled_fast_is_pushed_long_enough() -> None:
     assert found.kind == "rate"
     assert found.gain_plus == pytest.approx(0.8, rel=0.02)
     assert found.rise_steps == pytest.approx(2 + 60, abs=2.0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.0005])
+def test_a_speed_that_neutral_ends_is_a_rate_however_slowly_it_settles(noise: float) -> None:
+    result = inspect(Truth(delay=7, gain=0.8, lag_steps=8.0, noise=noise), minutes=3.0)
+    found = result.findings.channels[0]
+    assert found.kind == "rate"
+    assert not found.settles
+    assert any("too short to see where the speed that u0 sets settles" in note for note in result.findings.notes)
+    assert times(result)[0][4].startswith("≥")
+    assert strength(result)[0][-2].startswith("≥")
+    assert found.gain_plus < 0.8  # what is shown is less than the truth
+    assert result.stopping is not None
+    (dead,), (way,) = result.stopping["dead_time_s"], result.stopping["lag_s"]
+    assert (7 + 8) * PERIOD_S <= dead + way <= 1.5 * (7 + 8) * PERIOD_S + 2 * PERIOD_S
+
+
+def test_a_mass_that_noise_hides_does_not_pass_for_a_rate() -> None:
+    truth = Truth(kind="acceleration", delay=2, gain=0.5, lag_steps=0.2, noise=0.003)
+    assert inspect(truth, minutes=3.0).findings.channels[0].kind == "acceleration"
+
+
+def test_an_edge_that_noise_hides_is_not_given_as_a_number() -> None:
+    result = inspect(Truth(delay=2, dead_band=0.12, gain=0.3, lag_steps=3.0, noise=0.003), minutes=3.0)
+    band = result.findings.channels[0].dead_band_plus
+    assert band is not None
+    assert band.silent == 0.0
+    assert band.responding > 0.12
+    row = strength(result)[0]
+    assert row[3] == f"≤ {band.responding:.2g}"
+    assert row[5].startswith("≥")
+    (channel,) = result.as_dict()["channels"]
+    assert np.isnan([channel["dead_band"]["plus"]["edge"], channel["gain"]["plus"]]).all()
+    assert channel["dead_band"]["plus"]["responding"] == band.responding
 
 
 def test_settling_time_of_a_first_order_lag() -> None:

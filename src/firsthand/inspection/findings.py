@@ -7,9 +7,11 @@ from jaxtyping import Float
 
 from firsthand_onboard import ControlSpec
 
+from .coasting import comes_to_rest
 from .coupling import Coupling, coupling
 from .free_motion import FreeMotion, free_motion
 from .onset import find_onset
+from .plan import MAX_PUSH_S, MAX_PUSH_STEPS
 from .recording import Push, Recording
 from .response import (
     SETTLED,
@@ -45,6 +47,10 @@ class ChannelFindings:
     quantity: Quantity | None = None
     kind: Kind | None = None
     """What a constant command sets in the long run: a position, a rate or an acceleration."""
+    settles: bool = True
+    """Whether it was seen to settle; where it was not, 63 % and gains are at least what is given here."""
+    is_certain: bool = True
+    """Whether `kind` is certain; otherwise pushes were too short to tell a rate from an acceleration."""
     dead_time_steps: int | None = None
     """Whole control periods before anything shows; the true dead time is at most one more, and may be less."""
     rise_steps: float = float("nan")
@@ -65,6 +71,12 @@ class ChannelFindings:
     def lag_steps(self) -> float:
         """Periods from the end of the dead time to 63 % of the response."""
         return self.rise_steps - (self.dead_time_steps or 0)
+
+    def least_gain(self, direction: float) -> float:
+        """Slope from neutral to the largest push: what the gain is at least, wherever the dead band ends."""
+        mine = [p for p in self.curve if p.command * direction > 0]
+        top = max(mine, key=lambda p: abs(p.command), default=None)
+        return float("nan") if top is None else top.response / top.command
 
 
 @dataclass(frozen=True)
@@ -176,7 +188,12 @@ def _channel(
     size = [np.nanmax(np.abs(r.position[early])) / e for r, e in zip(responses, extent, strict=True)]
     most = int(np.argmax(size))
     quantity, response = quantity_of(spec, most), responses[most]
-    kind = kind_of(response, stands_still=stands_still)
+    kind, settles, is_certain = kind_of(response, stands_still=stands_still), True, True
+    if noise is not None and kind == "acceleration":
+        at = quantity.position
+        stops = comes_to_rest(recording, channel, at, onset.steps, float(noise[at]))
+        # A speed that neutral ends was set by the command, however long it takes to settle.
+        kind, settles, is_certain = "rate" if stops else kind, not stops, stops is not None
     values = response.of(kind)
     late = last_quarter(len(values)) if kind != "acceleration" else slice(min(onset.steps + 1, len(values) - 1), None)
     final = float(np.nanmean(values[late]))
@@ -191,7 +208,7 @@ def _channel(
         period_s=period,
         half_range=half_range,
     )
-    plus, minus = dead_band(curve, 1.0), dead_band(curve, -1.0)
+    plus, minus = (dead_band(curve, direction, half_range) for direction in (1.0, -1.0))
     error = max((p.standard_error for p in curve), default=0.0)
     tolerance = max(SETTLED, 4 * error / max(abs(final), 1e-300))
     return ChannelFindings(
@@ -201,9 +218,11 @@ def _channel(
         moves=spec.layout.measured[quantity.position],
         quantity=quantity,
         kind=kind,
+        settles=settles,
+        is_certain=is_certain,
         dead_time_steps=onset.steps,
         rise_steps=rise(values, final, 1 - np.exp(-1.0)),
-        settling_steps=settling(values, final, tolerance) if kind != "acceleration" else float("nan"),
+        settling_steps=settling(values, final, tolerance) if kind != "acceleration" and settles else float("nan"),
         gain_plus=_gain(curve, plus, 1.0),
         gain_minus=_gain(curve, minus, -1.0),
         dead_band_plus=plus,
@@ -220,6 +239,19 @@ def _gain(curve: tuple[GainPoint, ...], band: DeadBand, direction: float) -> flo
         return float("nan")
     top = max(mine, key=lambda p: abs(p.command))
     return top.response / (direction * (abs(top.command) - band.edge))
+
+
+def _too_short(recording: Recording, spec: ControlSpec, found: ChannelFindings) -> str:
+    """What longer pushes would have told."""
+    longest = f"Pushes of {recording.push_steps * spec.period_s:.2g} s were too short to see"
+    unknown = (
+        f"where the speed that {found.name} sets settles: it is a rate, since neutral ends it, but 63 % and gains are "
+        "at least what is given here."
+        if not found.settles
+        else f"whether {found.name} sets a speed or an acceleration."
+    )
+    longer = recording.push_steps * spec.period_s < max(MAX_PUSH_S, MAX_PUSH_STEPS * spec.period_s)
+    return f"{longest} {unknown}" + (" Pushes last a fifth of a trajectory: more `steps` make them longer." * longer)
 
 
 def _notes(
@@ -243,6 +275,8 @@ def _notes(
                 f"{found.name} was not pushed beyond {found.amplitude:.2g} of half its range: larger pushes came near "
                 "a position limit, went too far, or ended the robot's episode."
             )
+        if not found.settles or not found.is_certain:
+            notes.append(_too_short(recording, spec, found))
     if not stands_still:
         notes.append(
             "The robot does not stand still under the neutral command: gains are the acceleration that a command adds, "

@@ -11,6 +11,7 @@ from ..robots.base import operating_point
 from .findings import ChannelFindings, Findings, identify
 from .proposals import Proposal, propose
 from .recording import Recording
+from .response import DeadBand
 from .settings import InspectionSettings
 from .stopping import measure_stopping
 
@@ -131,10 +132,14 @@ class Inspection:
             "rise_time_s": self.seconds(channel.rise_steps),
             "lag_s": self.seconds(channel.lag_steps),
             "settling_time_s": self.seconds(channel.settling_steps),
-            "gain": {"minus": channel.gain_minus, "plus": channel.gain_plus},
+            "settles": channel.settles,
+            "gain": {
+                "minus": _if_known(channel.gain_minus, channel.dead_band_minus),
+                "plus": _if_known(channel.gain_plus, channel.dead_band_plus),
+            },
             "dead_band": {
-                "minus": None if channel.dead_band_minus is None else asdict(channel.dead_band_minus),
-                "plus": None if channel.dead_band_plus is None else asdict(channel.dead_band_plus),
+                "minus": _as_dict(channel.dead_band_minus),
+                "plus": _as_dict(channel.dead_band_plus),
             },
             "static_gain": {
                 "command_from_neutral": [p.command for p in channel.curve],
@@ -144,6 +149,17 @@ class Inspection:
             },
             "step_response": response,
         }
+
+
+def _if_known(value: float, band: DeadBand | None) -> float:
+    return value if band is None or band.is_known else float("nan")
+
+
+def _as_dict(band: DeadBand | None) -> dict[str, float] | None:
+    """An edge that is only guessed is left out."""
+    if band is None:
+        return None
+    return {"edge": _if_known(band.edge, band), "silent": band.silent, "responding": band.responding}
 
 
 def conclude(robot: str, spec: ControlSpec, settings: InspectionSettings, recording: Recording) -> Inspection:

@@ -22,6 +22,10 @@ SILENT = 1e-4
 
 HIDDEN = 0.3
 """A response that noise leaves below this share of a proportional one is missing."""
+FINE = 0.05
+"""Where a push of this share of half the range responds, it does not matter whether smaller ones do."""
+MIN_POINTS = 4
+"""Fewer responses cannot tell a dead band from a gain that is convex."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class DeadBand:
     """The largest push that had certainly no response; 0 when there was none."""
     responding: float
     """The smallest push with one; NaN when there was none."""
+    is_known: bool = True
+    """Whether `edge` is more than a guess; otherwise all that is known is that it is at most `responding`."""
 
 
 @dataclass(frozen=True)
@@ -259,12 +265,13 @@ def gain_curve(
     return tuple(points)
 
 
-def dead_band(points: tuple[GainPoint, ...], direction: float) -> DeadBand:
+def dead_band(points: tuple[GainPoint, ...], direction: float, half_range: float) -> DeadBand:
     """Where the response of one direction begins.
 
     Between the largest push without a response and the smallest with one; inside of that by fitting
     g (|u| − edge)^p, p from 1 to 3, to the smallest responses. A push counts as without a response only where noise
-    would not hide a proportional one.
+    would not hide a proportional one. Without any such push the edge is known where the response begins early, or where
+    the responses clearly begin later than at 0.
     """
     mine = sorted((abs(p.command), abs(p.response), p.standard_error) for p in points if p.command * direction > 0)
     if not mine:
@@ -280,7 +287,9 @@ def dead_band(points: tuple[GainPoint, ...], direction: float) -> DeadBand:
         return DeadBand(float("nan"), low, float("nan"))
     u, r, error = (v[above][:5] for v in (u, r, error))
     high = float(u[0])
-    return DeadBand(_edge(u, r, np.maximum(error, 0.02 * r), low, high), low, high)
+    edge = _edge(u, r, np.maximum(error, 0.02 * r), low, high)
+    is_known = low > 0 or high <= FINE * half_range or (edge > 0 and len(u) >= MIN_POINTS)
+    return DeadBand(edge, low, high, is_known)
 
 
 def _edge(u: np.ndarray, r: np.ndarray, error: np.ndarray, low: float, high: float) -> float:
@@ -300,6 +309,6 @@ def _misfit(u: np.ndarray, r: np.ndarray, weight: np.ndarray) -> float:
     x, y = np.log(u), np.log(r)
     x, y = x - np.average(x, weights=weight), y - np.average(y, weights=weight)
     power = 1.0
-    if len(u) > 3:
+    if len(u) >= MIN_POINTS:
         power = float(np.clip(np.sum(weight * x * y) / np.sum(weight * x * x), 1.0, 3.0))
     return float(np.sum(weight * (y - power * x) ** 2) + 0.1 * (power - 1.0) ** 2)

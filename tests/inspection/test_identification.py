@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import firsthand as fh
 from firsthand.inspection import Inspection, InspectionSettings, conclude, excite
 from firsthand.inspection.excitation import is_settling
+from firsthand.inspection.proposals import propose
 from firsthand.inspection.summary import strength, times
 from firsthand.robots.servo_axes import ServoAxes
 from firsthand_onboard import SpecError
@@ -179,6 +180,36 @@ def test_a_channel_that_moves_nothing_is_named() -> None:
     assert not second.responds
     assert any(note.startswith("u1 does not respond") for note in result.findings.notes)
     assert result.proposal is not None
+
+
+def inspect_swapped() -> Inspection:
+    """Two joints, each with the other's velocity sensor."""
+    mixing = ((1.0, 0.0), (0.0, 0.8))
+    robot = ProbeRobot(Truth(delay=4, gain=0.6, lag_steps=3.0, mixing=mixing, velocities=True, noise=1e-3))
+    spec = robot.task.spec
+    spec = replace(spec, layout=replace(spec.layout, velocity=(3, 2)))
+    robot.task = replace(robot.task, spec=spec)
+    settings = InspectionSettings(3.0, 0.5, 0)
+    return conclude("probe", spec, settings, excite(robot, settings))
+
+
+def test_nothing_is_proposed_where_a_response_comes_before_its_dead_time_is_over() -> None:
+    result = inspect_swapped()
+    assert all(channel.lag_steps < 0 for channel in result.findings.channels)
+    assert result.proposal is None
+    assert result.stopping is None
+    assert any("is over: what is measured of p0 is not its response" in note for note in result.findings.notes)
+
+
+def test_commands_are_remembered_for_longer_than_the_dead_time() -> None:
+    result = inspect(Truth(delay=3, lag_steps=5.0, gain=0.8))
+    (found,) = result.findings.channels
+    # Noise can make a dead time look one period longer than it is.
+    late = replace(found, dead_time_steps=9, rise_steps=8.6)
+    proposal = propose(replace(result.findings, channels=(late,)), result.recording, result.spec)
+    assert proposal is not None
+    assert proposal.command_memory == 10
+    assert "lag 0.0" in proposal.reasons["command_memory"]
 
 
 def test_nothing_is_proposed_for_a_robot_that_does_not_respond() -> None:

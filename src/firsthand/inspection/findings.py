@@ -72,6 +72,14 @@ class ChannelFindings:
         """Periods from the end of the dead time to 63 % of the response."""
         return self.rise_steps - (self.dead_time_steps or 0)
 
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether most of the response seems to come before its dead time is over: noise explains one period of that.
+
+        Then what was measured is not the response to the command, as where a velocity is that of another position.
+        """
+        return self.lag_steps < -1.0
+
     def least_gain(self, direction: float) -> float:
         """Slope from neutral to the largest push: what the gain is at least, wherever the dead band ends."""
         mine = [p for p in self.curve if p.command * direction > 0]
@@ -275,7 +283,13 @@ def _notes(
                 f"{found.name} was not pushed beyond {found.amplitude:.2g} of half its range: larger pushes came near "
                 "a position limit, went too far, or ended the robot's episode."
             )
-        if not found.settles or not found.is_certain:
+        if found.is_contradictory:
+            notes.append(
+                f"{found.name} seems to reach 63 % after {found.rise_steps:.2g} control periods, before its dead time "
+                f"of {found.dead_time_steps} is over: what is measured of {found.moves} is not its response, so no "
+                "settings are proposed."
+            )
+        elif not found.settles or not found.is_certain:
             notes.append(_too_short(recording, spec, found))
     if not stands_still:
         notes.append(

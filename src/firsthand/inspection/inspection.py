@@ -32,7 +32,7 @@ class Inspection:
     recording: Recording
     findings: Findings
     proposal: Proposal | None
-    """None when no channel responds."""
+    """None when no channel responds, or one contradicts itself."""
     stopping: dict[str, list[Any]] | None = None
     """How the positions stop, as a machine declares it (`stopping`); None where that cannot be told."""
     file: tuple[str, str] | None = None

@@ -65,15 +65,16 @@ class Proposal:
 
 
 def propose(findings: Findings, recording: Recording, spec: ControlSpec) -> Proposal | None:
-    """Control period, command memory, preview and scales; None when no channel responds."""
+    """Control period, command memory, preview and scales; None when no channel responds, or one contradicts itself."""
     responding = [c for c in findings.channels if c.responds and math.isfinite(c.rise_steps)]
-    if not responding:
+    if not responding or any(c.is_contradictory for c in responding):
         return None
     period, why_period = _period(responding, spec)
     # Control periods that the proposal counts in, per control period now; a shorter one is only advice.
     per = min(spec.period_s / period, 1.0)
     slowest = max(responding, key=lambda c: c.rise_steps)
-    memory = max(math.ceil(slowest.rise_steps * per - 1e-6), 1)
+    acts = max(slowest.rise_steps, *((c.dead_time_steps or 0) + 1 for c in responding))
+    memory = max(math.ceil(acts * per - 1e-6), 1)
     last, why_preview = _preview(responding, slowest, spec, per)
     count = min(MAX_OFFSETS, last)
     offsets = tuple(sorted({round(last * (i + 1) / count) for i in range(count)}))
@@ -81,7 +82,8 @@ def propose(findings: Findings, recording: Recording, spec: ControlSpec) -> Prop
     reasons = {
         "period_s": why_period,
         "command_memory": (
-            f"{slowest.name} is the slowest: dead time {slowest.dead_time_steps} and lag {slowest.lag_steps:.1f} "
+            f"{slowest.name} is the slowest: dead time {slowest.dead_time_steps} and lag "
+            f"{max(slowest.lag_steps, 0.0):.1f} "
             f"control periods of {spec.period_s:g} s, so the last {memory} commands still act on what comes next."
         ),
         "preview": why_preview,

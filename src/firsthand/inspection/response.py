@@ -171,6 +171,8 @@ def kind_of(response: StepResponse, *, stands_still: bool) -> Kind:
 
 def rise(values: Float[np.ndarray, " steps"], final: float, share: float) -> float:
     """After how many periods a response first passes a share of its final value, with straight lines in between."""
+    if final == 0:
+        return float("nan")
     ratio = np.concatenate([[0.0], values / final])
     passed = np.flatnonzero(ratio >= share)
     if not len(passed):

@@ -17,7 +17,7 @@ SAFETY = 1.2
 
 
 def measure_stopping(recording: Recording, findings: Findings, spec: ControlSpec) -> dict[str, list[Any]] | None:
-    """`stopping` as a machine declares it, per position; None where commands set no speeds or nothing responds.
+    """`stopping` as a machine declares it, per position; None where that cannot be told.
 
     `lag_s` is the longest way to rest that was seen over the speed it began with, without dead time; where no stop was
     seen, the lag of the response. None in it: commands set accelerations, so that neutral stops nothing. Then
@@ -28,7 +28,7 @@ def measure_stopping(recording: Recording, findings: Findings, spec: ControlSpec
     for i, entry in enumerate(spec.layout.position):
         channels = [c for c in findings.channels if c.quantity is not None and c.quantity.position == entry]
         channels = [c for c in channels if c.responds and c.dead_time_steps is not None]
-        if not channels or any(c.kind == "position" for c in channels):
+        if not channels or any(c.kind == "position" or c.is_contradictory for c in channels):
             return None
         waits = max(c.dead_time_steps or 0 for c in channels) * spec.period_s
         dead.append(_round_up(waits + spec.period_s))  # it is at most one period more than was seen

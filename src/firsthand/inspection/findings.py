@@ -125,7 +125,8 @@ def at_rest(
     """Whether the robot stands still, its noise, and its drift per second."""
     change = recording.change[: recording.rest]
     whole = np.isfinite(change).all() and recording.joined[1 : recording.rest].all()
-    drift = np.nan_to_num(np.nanmean(change, axis=0)) / spec.period_s if len(change) else np.zeros(change.shape[1])
+    known = change[np.isfinite(change).all(axis=1)]
+    drift = known.mean(axis=0) / spec.period_s if len(known) else np.zeros(change.shape[1])
     if not whole or len(change) < 3:
         return False, motion.spread, drift
     path = np.concatenate([np.zeros((1, change.shape[1])), np.cumsum(change, axis=0)])

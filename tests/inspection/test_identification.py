@@ -15,7 +15,7 @@ from firsthand.inspection.excitation import is_settling
 from firsthand.inspection.proposals import propose
 from firsthand.inspection.summary import strength, times
 from firsthand.robots.servo_axes import ServoAxes
-from firsthand_onboard import SpecError
+from firsthand_onboard import SelectedOutput, SpecError
 from firsthand_onboard.gate import Gate
 from firsthand_onboard.gate_limits import GateLimits
 
@@ -201,6 +201,14 @@ def test_nothing_is_proposed_where_a_response_comes_before_its_dead_time_is_over
     assert any("is over: what is measured of p0 is not its response" in note for note in result.findings.notes)
 
 
+def test_velocities_that_are_swapped_are_named() -> None:
+    notes = inspect_swapped().findings.notes
+    assert any(note.startswith("v1 follows p1, not the position") for note in notes)
+    assert any(note.startswith("v0 follows p0, not the position") for note in notes)
+    coupled = Truth(gain=0.6, mixing=((1.0, 0.2), (0.9, 0.4)), velocities=True, noise=1e-3)
+    assert not any("follows" in note for note in inspect(coupled, minutes=3.0).findings.notes)
+
+
 def test_commands_are_remembered_for_longer_than_the_dead_time() -> None:
     result = inspect(Truth(delay=3, lag_steps=5.0, gain=0.8))
     (found,) = result.findings.channels
@@ -229,6 +237,61 @@ def test_proposals_follow_the_robot() -> None:
     assert proposal.measured_scale == (3.0,)
     # One period at full speed.
     assert proposal.change_scale[0] == pytest.approx(0.8 * PERIOD_S, rel=0.15)
+
+
+def inspect_tracked(share: float, *, rate: float = 1.0, noise: float = 0.0) -> Inspection:
+    """p0 is the position, p1 is tracked and moves `share` as far."""
+    robot = ProbeRobot(Truth(delay=3, lag_steps=5.0, gain=0.8, noise=noise, mixing=((1.0,), (share,))))
+    spec = robot.task.spec
+    spec = replace(
+        spec,
+        layout=replace(spec.layout, position=(0,)),
+        limits=replace(spec.limits, position_low=(-3.0,), position_high=(3.0,)),
+        kinematics=SelectedOutput((1,)),
+        preview=(1, 30),
+        scales=replace(spec.scales, measured_center=(0.0, 0.4), measured_scale=(1.0, 1.8)),
+        reference=replace(spec.reference, rate_low=(-rate,), rate_high=(rate,)),
+    )
+    robot.task = replace(robot.task, spec=spec, home=(0.0,))
+    settings = InspectionSettings(2.0, 0.5, 0)
+    return conclude("probe", spec, settings, excite(robot, settings))
+
+
+def test_what_is_tracked_is_scaled_as_the_task_has_it_and_looked_ahead_for() -> None:
+    proposal = inspect_tracked(0.7).proposal
+    assert proposal is not None
+    assert (proposal.measured_center, proposal.measured_scale) == ((0.0, 0.4), (3.0, 1.8))
+    assert 3 + 5 <= proposal.preview[-1] <= 2 * (3 + 5)
+    unseen = inspect_tracked(0.0, noise=0.01).proposal
+    assert unseen is not None
+    assert unseen.preview[-1] == 30
+    assert unseen.reasons["preview"].startswith("As far as it is")
+
+
+def test_references_that_are_faster_than_the_robot_are_named() -> None:
+    assert not any("`rate`" in note for note in inspect_tracked(0.7, rate=1.0).findings.notes)
+    notes = inspect_tracked(0.7, rate=100.0).findings.notes
+    assert any(note.startswith("The task asks for 100 per s of p1 (`rate`)") for note in notes)
+
+
+def test_a_position_that_swings_along_does_not_stand_for_the_channel() -> None:
+    class Crane(ProbeRobot):
+        """p1 hangs on p0 and swings with a period of four seconds."""
+
+        swing = speed = 0.0
+
+        def _step(self, command: np.ndarray) -> None:
+            before = self.rate[0]
+            super()._step(command)
+            push = 4.0 * (self.rate[0] - before)
+            self.speed += -push - PERIOD_S * ((np.pi / 2) ** 2 * self.swing + 0.5 * self.speed)
+            self.swing += PERIOD_S * self.speed
+            self.position = np.asarray([self.position[0], self.swing])
+
+    robot, settings = Crane(Truth(gain=0.4, mixing=((1.0,), (0.0,)))), InspectionSettings(3.0, 0.5, 0)
+    (found,) = conclude("crane", robot.task.spec, settings, excite(robot, settings)).findings.channels
+    assert (found.moves, found.kind) == ("p0", "rate")
+    assert found.gain_plus == pytest.approx(0.4, rel=0.1)
 
 
 def test_a_robot_that_is_sampled_too_slowly_is_offered_a_shorter_period() -> None:

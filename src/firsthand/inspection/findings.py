@@ -1,14 +1,15 @@
 """From a recording to findings about the robot."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from firsthand_onboard import ControlSpec
+from firsthand_onboard import ControlSpec, SelectedOutput
 
 from .coasting import comes_to_rest
-from .coupling import Coupling, coupling
+from .coupling import CLEAR, Coupling, coupling
 from .free_motion import FreeMotion, free_motion
 from .onset import find_onset
 from .plan import MAX_PUSH_S, MAX_PUSH_STEPS
@@ -21,17 +22,22 @@ from .response import (
     Quantity,
     StepResponse,
     dead_band,
+    delay_of,
     gain_curve,
     kind_of,
     last_quarter,
+    mean_motion,
     quantity_of,
     rise,
     settling,
     step_response,
 )
+from .velocities import swapped_velocities
 
 MAX_WANDER = 0.01
 """A robot whose positions move over this share of their range under the neutral command does not stand still."""
+SWINGS_ALONG = 0.2
+"""A position that moves at least this share as far (of its range) as the farthest can stand for a channel."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,8 @@ class Findings:
     drift: Float[np.ndarray, " measured"]
     """Mean change per second under the neutral command."""
     coupling: Coupling
+    tracked_delay_steps: float | None
+    """Periods by which what is tracked follows a command late, where it is no position; see `tracked_delay`."""
     notes: tuple[str, ...]
     """Notes for the reader."""
 
@@ -116,7 +124,9 @@ def identify(recording: Recording, spec: ControlSpec) -> Findings:
     dead = [c.dead_time_steps for c in channels if c.dead_time_steps is not None]
     steps = recording.push_steps if stands_still else min(max(dead, default=0) + 4, recording.push_steps)
     effects = coupling(recording, tops, min(steps, _shortest(recording, tops)))
-    return Findings(channels, stands_still, noise, drift, effects, _notes(recording, spec, channels, stands_still))
+    late = tracked_delay(recording, spec, tops) if stands_still else None
+    notes = _notes(recording, spec, channels, stands_still)
+    return Findings(channels, stands_still, noise, drift, effects, late, notes)
 
 
 def at_rest(
@@ -158,6 +168,28 @@ def _top(recording: Recording, channel: int) -> tuple[float, tuple[Push, ...]]:
     return amplitude, tuple(p for p in pushes if np.isclose(p.amplitude, amplitude))
 
 
+def tracked_delay(recording: Recording, spec: ControlSpec, tops: np.ndarray) -> float | None:
+    """Periods by which tracked outputs that are no positions follow a command late, at most.
+
+    None where all tracked outputs are positions, or follow from them; NaN where none was seen clearly.
+    """
+    others = set(spec.kinematics.indices if isinstance(spec.kinematics, SelectedOutput) else ())
+    others -= set(spec.layout.position)
+    if not others:
+        return None
+    delays = [float("nan")]
+    for channel, top in enumerate(tops):
+        pushes = tuple(p for p in recording.alone(channel) if np.isclose(p.amplitude, top))
+        if len(pushes) < 4:
+            continue
+        pushes = _longest(pushes)
+        for entry in others:
+            motion, error = mean_motion(recording, pushes, entry)
+            if abs(motion[-1]) > CLEAR * error[-1]:
+                delays.append(delay_of(motion))
+    return max((delay for delay in delays if np.isfinite(delay)), default=float("nan"))
+
+
 def _longest(pushes: tuple[Push, ...]) -> tuple[Push, ...]:
     """The pushes that lasted longest, which show what settles; at least three where there are as many."""
     enough = sorted((p.steps for p in pushes), reverse=True)[: min(3, len(pushes))][-1]
@@ -195,14 +227,15 @@ def _channel(
     extent = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
     early = slice(None) if stands_still else slice(0, onset.steps + 4)
     size = [np.nanmax(np.abs(r.position[early])) / e for r, e in zip(responses, extent, strict=True)]
+    kinds = [_kind(recording, spec, channel, i, response, onset.steps, noise) for i, response in enumerate(responses)]
     most = int(np.argmax(size))
+    # What only swings along with another position says little about the command.
+    far = [i for i in range(len(kinds)) if size[i] > SWINGS_ALONG * size[most]]
+    settled = [i for i in far if kinds[i].settles and kinds[i].kind != "acceleration"]
+    if settled:
+        most = max(settled, key=lambda i: size[i])
     quantity, response = quantity_of(spec, most), responses[most]
-    kind, settles, is_certain = kind_of(response, stands_still=stands_still), True, True
-    if noise is not None and kind == "acceleration":
-        at = quantity.position
-        stops = comes_to_rest(recording, channel, at, onset.steps, float(noise[at]))
-        # A speed that neutral ends was set by the command, however long it takes to settle.
-        kind, settles, is_certain = "rate" if stops else kind, not stops, stops is not None
+    kind, settles, is_certain = kinds[most]
     values = response.of(kind)
     late = last_quarter(len(values)) if kind != "acceleration" else slice(min(onset.steps + 1, len(values) - 1), None)
     final = float(np.nanmean(values[late]))
@@ -239,6 +272,31 @@ def _channel(
         curve=curve,
         response=response,
     )
+
+
+class _Kind(NamedTuple):
+    """What a command sets, with `settles` and `is_certain` of `ChannelFindings`."""
+
+    kind: Kind
+    settles: bool = True
+    is_certain: bool = True
+
+
+def _kind(
+    recording: Recording,
+    spec: ControlSpec,
+    channel: int,
+    which: int,
+    response: StepResponse,
+    dead: int,
+    noise: Float[np.ndarray, " measured"] | None,
+) -> _Kind:
+    kind, at = kind_of(response, stands_still=noise is not None), spec.layout.position[which]
+    if noise is None or kind != "acceleration":
+        return _Kind(kind)
+    stops = comes_to_rest(recording, channel, at, dead, float(noise[at]))
+    # A speed that neutral ends was set by the command, however long it takes to settle.
+    return _Kind("rate", settles=False) if stops else _Kind(kind, is_certain=stops is not None)
 
 
 def _gain(curve: tuple[GainPoint, ...], band: DeadBand, direction: float) -> float:
@@ -292,6 +350,12 @@ def _notes(
             )
         elif not found.settles or not found.is_certain:
             notes.append(_too_short(recording, spec, found))
+    names = spec.layout.measured
+    for velocity, position in swapped_velocities(recording, spec):
+        notes.append(
+            f"{names[velocity]} follows {names[position]}, not the position that it is said to be the velocity of: "
+            "correct `velocities` in the task."
+        )
     if not stands_still:
         notes.append(
             "The robot does not stand still under the neutral command: gains are the acceleration that a command adds, "

@@ -1,6 +1,6 @@
 """An inspection as a whole: recording, findings and proposals."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from firsthand_onboard import ControlSpec
 
 from ..robots.base import operating_point
 from .findings import ChannelFindings, Findings, identify
-from .proposals import Proposal, propose
+from .proposals import Proposal, propose, rate_notes
 from .recording import Recording
 from .response import DeadBand
 from .settings import InspectionSettings
@@ -165,5 +165,6 @@ def _as_dict(band: DeadBand | None) -> dict[str, float] | None:
 def conclude(robot: str, spec: ControlSpec, settings: InspectionSettings, recording: Recording) -> Inspection:
     """Findings and proposals from a recording."""
     findings = identify(recording, spec)
+    findings = replace(findings, notes=findings.notes + rate_notes(findings, recording, spec))
     stopping = measure_stopping(recording, findings, spec)
     return Inspection(robot, spec, settings, recording, findings, propose(findings, recording, spec), stopping)

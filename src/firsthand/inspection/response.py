@@ -131,6 +131,29 @@ def step_response(
     )
 
 
+def mean_motion(
+    recording: Recording, pushes: tuple[Push, ...], entry: int
+) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
+    """How far any entry of the measurement moves after a push towards +, and the standard error of that."""
+    starts, signs = np.asarray([p.start for p in pushes]), np.asarray([p.sign for p in pushes])
+    moved = paths(recording, starts, min(p.steps for p in pushes))[:, :, entry]
+    left = np.stack([row - _mean(moved[signs == sign]) for row, sign in zip(moved, signs, strict=True)])
+    return _by_sign(moved, signs), np.std(left, axis=0) / np.sqrt(len(pushes))
+
+
+def delay_of(motion: Float[np.ndarray, " steps"]) -> float:
+    """Periods by which a motion is late: to 63 % of where it settles, or to where its last quarter began as a line."""
+    late, before = last_quarter(len(motion)), motion[len(motion) // 2 : 3 * len(motion) // 4]
+    end = float(motion[late].mean())
+    if len(before) == 0 or late.stop - late.start < 2 or not np.isfinite(motion).all():
+        return float("nan")
+    if abs(end - before.mean()) < UNSETTLED * abs(end):
+        return rise(motion, end, 1 - np.exp(-1.0))
+    times = np.arange(late.start, late.stop) + 1.0
+    slope = np.polyfit(times, motion[late], 1)[0]
+    return float(np.clip(times.mean() - end / slope, 0.0, len(motion))) if slope != 0 else float("nan")
+
+
 def _by_sign(values: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """Half of (mean over + minus mean over −), or just one of them where the other is missing."""
     means = [_mean(values[signs == sign]) for sign in (1.0, -1.0)]

@@ -149,6 +149,25 @@ def test_gain_without_drift_and_in_the_unit_of_the_command() -> None:
     assert found.dead_band_plus.edge == pytest.approx(1.0, abs=0.2)
 
 
+class Warming(ProbeRobot):
+    """A wall on its way to where what it loses is what it gets: it drifts less and less."""
+
+    def _step(self, command: np.ndarray) -> None:
+        before = self.position
+        super()._step(command)
+        self.position = self.position - PERIOD_S * 0.02 * before
+
+
+def test_a_drift_that_changes_is_neither_gain_nor_noise() -> None:
+    robot = Warming(Truth(gain=0.1, drift=0.05, noise=2e-4))
+    settings = InspectionSettings(3.0, 0.5, 0)
+    found = conclude("wall", robot.task.spec, settings, excite(robot, settings)).findings
+    assert found.stands_still
+    (channel,) = found.channels
+    assert (channel.gain_minus, channel.gain_plus) == pytest.approx((0.1, 0.1), rel=0.1)
+    assert found.noise[0] == pytest.approx(2e-4, rel=0.25)
+
+
 @pytest.mark.parametrize("velocities", [True, False])
 def test_a_mass_that_is_pushed(velocities: bool) -> None:
     truth = Truth(kind="acceleration", delay=2, gain=1.0, lag_steps=0.2, velocities=velocities)

@@ -36,6 +36,8 @@ from .velocities import swapped_velocities
 
 MAX_WANDER = 0.01
 """A robot whose positions move over this share of their range under the neutral command does not stand still."""
+WANDERS = 2.0
+"""A spread at rest of more than this many times the jumps is slow wandering, and not noise."""
 SWINGS_ALONG = 0.2
 """A position that moves at least this share as far (of its range) as the farthest can stand for a channel."""
 
@@ -126,7 +128,8 @@ def identify(recording: Recording, spec: ControlSpec) -> Findings:
     effects = coupling(recording, tops, min(steps, _shortest(recording, tops)))
     late = tracked_delay(recording, spec, tops) if stands_still else None
     notes = _notes(recording, spec, channels, stands_still)
-    return Findings(channels, stands_still, noise, drift, effects, late, notes)
+    sensed = noise_of(recording, noise) if stands_still else noise
+    return Findings(channels, stands_still, sensed, drift, effects, late, notes)
 
 
 def at_rest(
@@ -146,10 +149,22 @@ def at_rest(
     positions = np.asarray(spec.layout.position)
     extent = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
     # Noise spans about six of its standard deviations, and a steady drift is told from motion.
-    jumps = np.std(np.diff(path, n=2, axis=0), axis=0) / np.sqrt(6)
-    wanders = np.ptp(path - trend, axis=0) - 8 * jumps
+    wanders = np.ptp(path - trend, axis=0) - 8 * _jumps(path)
     still = bool((wanders[positions] < MAX_WANDER * extent).all())
     return still, spread if still else motion.spread, drift
+
+
+def noise_of(recording: Recording, spread: Float[np.ndarray, " measured"]) -> Float[np.ndarray, " measured"]:
+    """The noise of each entry at rest: `spread` about a line, or what jumps where that is mostly slow wandering.
+
+    Second differences have no part of a curve, as of a wall that warms, but miss noise that lasts for some periods.
+    """
+    jumps = _jumps(np.cumsum(recording.change[: recording.rest], axis=0))
+    return np.where((jumps > 0) & (spread > WANDERS * jumps), jumps, spread)
+
+
+def _jumps(path: Float[np.ndarray, "steps measured"]) -> Float[np.ndarray, " measured"]:
+    return np.std(np.diff(path, n=2, axis=0), axis=0) / np.sqrt(6)
 
 
 def _shortest(recording: Recording, tops: np.ndarray) -> int:

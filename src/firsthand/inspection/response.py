@@ -24,6 +24,8 @@ HIDDEN = 0.3
 """A response that noise leaves below this share of a proportional one is missing."""
 FINE = 0.05
 """Where a push of this share of half the range responds, it does not matter whether smaller ones do."""
+DRIFTS = 0.05
+"""A robot that moves at more than this share of its highest rate under the neutral command is drifting."""
 MIN_POINTS = 4
 """Fewer responses cannot tell a dead band from a gain that is convex."""
 
@@ -270,6 +272,7 @@ def gain_curve(
     at_rest = at_rest[np.isfinite(at_rest)]
     drift, spread = (at_rest.mean(), at_rest.std()) if len(at_rest) else (0.0, 0.0)
     found: dict[float, np.ndarray] = {}
+    where: dict[float, np.ndarray] = {}
     for fraction in sorted({p.fractions[p.channel] for p in pushes}):
         # A shortened push may not have settled: it counts only where none went on.
         least = steps if fraction in enough else 0.6 * steps
@@ -278,7 +281,13 @@ def gain_curve(
             long_run(kind, quantity, recording, motion, np.asarray([p.start]), p.steps, dead, period_s, stands_still)[0]
             for p in same
         ]
-        found[fraction] = np.asarray([v for v in values if np.isfinite(v)])
+        known = np.isfinite(values)
+        found[fraction] = np.asarray(values)[known]
+        where[fraction] = recording.before[[p.start for p in same], quantity.position][known]
+    if kind == "rate" and abs(drift) > DRIFTS * max((np.abs(v).max(initial=0.0) for v in found.values()), default=0.0):
+        slope = drift_slope(found, where)
+        home = recording.before[: recording.rest, quantity.position].mean()
+        found = {fraction: values - slope * (where[fraction] - home) for fraction, values in found.items()}
     if kind == "acceleration":  # what the robot does by itself differs from push to push, not only in size
         spread = max([spread, *(values.std(ddof=1) for values in found.values() if len(values) > 2)])
     points = []
@@ -288,6 +297,20 @@ def gain_curve(
         error = max(spread, values.std(ddof=1) if len(values) > 2 else 0.0) / np.sqrt(len(values))
         points.append(GainPoint(fraction * half_range, float(values.mean() - drift), float(error), len(values)))
     return tuple(points)
+
+
+def drift_slope(found: dict[float, np.ndarray], where: dict[float, np.ndarray]) -> float:
+    """How the rate under one and the same command falls with the position, as of a tank that leaks or a wall that cools.
+
+    The slope that all commands share, by least squares; 0 where it does not explain most of what differs.
+    """
+    values = np.concatenate([v - v.mean() for v in found.values() if len(v)])
+    places = np.concatenate([where[fraction] - where[fraction].mean() for fraction, v in found.items() if len(v)])
+    if not places.any():
+        return 0.0
+    slope = float(places @ values / (places @ places))
+    left = values - slope * places
+    return slope if slope < 0 and left @ left < 0.5 * (values @ values) else 0.0
 
 
 def dead_band(points: tuple[GainPoint, ...], direction: float, half_range: float) -> DeadBand:

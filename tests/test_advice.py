@@ -96,7 +96,7 @@ def test_a_healthy_run_needs_no_advice():
             "swapped velocities",
             {"swapped_velocities": "boom speed follows arm"},
             {"swapped_velocities": ""},
-            "not those of their positions: boom speed follows arm",
+            "Correct `velocities` in the task: boom speed follows arm",
         ),
         ("late velocities", LATE, {"velocity_delay": 0.3}, "Velocities of boom, arm arrive about one period late"),
         ("noise", {"noise_share": 0.3}, {"noise_share": 0.05}, "30 % of a step's change"),

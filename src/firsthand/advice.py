@@ -212,7 +212,7 @@ def _swapped_velocities(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
     seen = sum(line.get("swapped_velocities") == found for line in lines[-RECENT:])
     if " follows " not in found or seen < MIN_RECENT:
         return None
-    return Advice("swapped velocities", f"Velocities are not those of their positions: {found}.", True)
+    return Advice("swapped velocities", f"Correct `velocities` in the task: {found}.", True)
 
 
 def _late_velocities(lines: Sequence[Mapping[str, Any]]) -> Advice | None:

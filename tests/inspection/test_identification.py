@@ -13,6 +13,7 @@ import firsthand as fh
 from firsthand.inspection import Inspection, InspectionSettings, conclude, excite
 from firsthand.inspection.excitation import is_settling
 from firsthand.inspection.proposals import propose
+from firsthand.inspection.stopping import measure_stopping
 from firsthand.inspection.summary import strength, times
 from firsthand.robots.servo_axes import ServoAxes
 from firsthand_onboard import SelectedOutput, SpecError
@@ -222,8 +223,8 @@ def test_nothing_is_proposed_where_a_response_comes_before_its_dead_time_is_over
 
 def test_velocities_that_are_swapped_are_named() -> None:
     notes = inspect_swapped().findings.notes
-    assert any(note.startswith("v1 follows p1, not the position") for note in notes)
-    assert any(note.startswith("v0 follows p0, not the position") for note in notes)
+    assert any(note.startswith("v1 follows p1, not p0") for note in notes)
+    assert any(note.startswith("v0 follows p0, not p1") for note in notes)
     coupled = Truth(gain=0.6, mixing=((1.0, 0.2), (0.9, 0.4)), velocities=True, noise=1e-3)
     assert not any("follows" in note for note in inspect(coupled, minutes=3.0).findings.notes)
 
@@ -376,6 +377,13 @@ def test_a_robot_that_neutral_does_not_stop_is_told_to_brake() -> None:
 
 def test_commands_that_set_positions_have_no_stopping() -> None:
     assert inspect(Truth(kind="position")).stopping is None
+
+
+@pytest.mark.parametrize(("unit", "stops"), [("°C", False), ("rad", True), ("", True)])
+def test_a_temperature_has_no_joints_that_stop(unit: str, stops: bool) -> None:
+    found = inspect(Truth(delay=2, lag_steps=4.0), minutes=1.0)
+    spec = replace(found.spec, layout=replace(found.spec.layout, measured_units=(unit,)))
+    assert (measure_stopping(found.recording, found.findings, spec) is not None) == stops
 
 
 @pytest.mark.parametrize(

@@ -279,4 +279,4 @@ def test_metrics_name_channels():
     assert line["velocity_delay"] == pytest.approx(1.1)
     joints = [SPEC.layout.measured[i].removesuffix(".velocity") for i in SPEC.layout.velocity]
     assert line["late_velocities"] == f"{joints[1]}, {joints[3]}"
-    assert line["swapped_velocities"] == f"{SPEC.layout.measured[5]} follows {joints[0]}"
+    assert line["swapped_velocities"] == f"{SPEC.layout.measured[5]} follows {joints[0]}, not {joints[1]}"

@@ -75,7 +75,7 @@ def _stand_still(pusher: Pusher) -> int:
         recorder.forget()
         falls = _rest(pusher)
     after = np.stack([measured for _, _, measured in recorder.rows])
-    check_observed(recorder.robot, np.isfinite(after).all(axis=1), "every motion")
+    check_observed(recorder.robot, np.asarray(np.isfinite(after).all(axis=1)), "every motion")
     pusher.watch_falls(falls)
     steps = len(recorder)
     pusher.guard.calibrate(recorder.changes(0, steps), recorder.positions)

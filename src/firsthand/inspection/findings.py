@@ -366,10 +366,9 @@ def _notes(
         elif not found.settles or not found.is_certain:
             notes.append(_too_short(recording, spec, found))
     names = spec.layout.measured
-    for velocity, position in swapped_velocities(recording, spec):
+    for velocity, followed, own in swapped_velocities(recording, spec):
         notes.append(
-            f"{names[velocity]} follows {names[position]}, not the position that it is said to be the velocity of: "
-            "correct `velocities` in the task."
+            f"{names[velocity]} follows {names[followed]}, not {names[own]}: correct `velocities` in the task."
         )
     if not stands_still:
         notes.append(

@@ -300,7 +300,7 @@ def gain_curve(
 
 
 def drift_slope(found: dict[float, np.ndarray], where: dict[float, np.ndarray]) -> float:
-    """How the rate under one and the same command falls with the position, as of a tank that leaks or a wall that cools.
+    """How the rate under one and the same command falls with the position, as of a tank that leaks.
 
     The slope that all commands share, by least squares; 0 where it does not explain most of what differs.
     """

@@ -12,6 +12,8 @@ from .recording import Recording
 
 FAST = 0.4
 """Stops from less than this share of the highest speed at which the command became neutral are left to noise."""
+MOVING = ("", "m", "cm", "mm", "µm", "in", "rad", "mrad", "deg", "°")
+"""Units of positions that something moves in; a temperature or a pressure has nothing to stop."""
 SAFETY = 1.2
 """Ratio of the proposed to the measured value."""
 
@@ -23,6 +25,9 @@ def measure_stopping(recording: Recording, findings: Findings, spec: ControlSpec
     seen, the lag of the response. None in it: commands set accelerations, so that neutral stops nothing. Then
     `deceleration` is that of the whole command range, and `brake` the share of it that is to be used.
     """
+    units = spec.layout.measured_units
+    if units and not any(units[entry] in MOVING for entry in spec.layout.position):
+        return None
     lag: list[Any] = []
     dead, deceleration, brake = [], [], []
     for i, entry in enumerate(spec.layout.position):

@@ -14,8 +14,8 @@ or more (correlations), is that one's."""
 MIN_SAMPLES = 30
 
 
-def swapped_velocities(recording: Recording, spec: ControlSpec) -> tuple[tuple[int, int], ...]:
-    """Entries (velocity, position) of the measurement where a velocity follows another position than its own."""
+def swapped_velocities(recording: Recording, spec: ControlSpec) -> tuple[tuple[int, int, int], ...]:
+    """Entries of the measurement: a velocity, the position that it follows, and the one that it is said to be of."""
     layout = spec.layout
     if len(layout.velocity) < 2:
         return ()
@@ -33,7 +33,7 @@ def swapped_velocities(recording: Recording, spec: ControlSpec) -> tuple[tuple[i
         power = np.sqrt(np.outer(np.sum(shown**2, axis=0), np.sum(moved**2, axis=0)))
         alike = np.maximum(alike, np.divide(shown.T @ moved, power, out=np.zeros_like(power), where=power > 0))
     return tuple(
-        (entry, layout.position[int(np.argmax(mine))])
+        (entry, layout.position[int(np.argmax(mine))], layout.position[i])
         for i, (entry, mine) in enumerate(zip(layout.velocity, alike, strict=True))
         if mine[i] < OWN and mine.max() >= OTHER
     )

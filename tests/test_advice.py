@@ -25,6 +25,7 @@ HEALTHY: dict[str, Any] = {
     "held_out_loss": 2.0,
     "velocity_delay": 0.1,
     "late_velocities": "",
+    "swapped_velocities": "",
     "observer": False,
     "noise_share": 0.02,
     "observer_error_ratio": 1.0,
@@ -91,6 +92,12 @@ def test_a_healthy_run_needs_no_advice():
             {"innovation_correlation": -0.5, "observer": False},  # that of every noisy register
             "follows the noise of arm.velocity",
         ),
+        (
+            "swapped velocities",
+            {"swapped_velocities": "boom speed follows arm"},
+            {"swapped_velocities": ""},
+            "Correct `velocities` in the task: boom speed follows arm",
+        ),
         ("late velocities", LATE, {"velocity_delay": 0.3}, "Velocities of boom, arm arrive about one period late"),
         ("noise", {"noise_share": 0.3}, {"noise_share": 0.05}, "30 % of a step's change"),
     ],
@@ -108,6 +115,13 @@ def test_what_is_not_known_makes_no_rule_speak(name, missing):
         for line in made:
             del line[name]
     assert advise(made) == []
+
+
+def test_velocities_that_looked_swapped_in_two_episodes_only_are_left_alone():
+    made = lines()
+    for line in made[-2:]:
+        line["swapped_velocities"] = "boom speed follows arm"
+    assert texts(made) == {}
 
 
 def test_late_velocities_say_whether_the_observer_has_learned_it():

@@ -66,6 +66,7 @@ def advise(lines: Sequence[Mapping[str, Any]]) -> list[Advice]:
         _forecasts,
         _unusual_channel,
         _coloured,
+        _swapped_velocities,
         _late_velocities,
         _noise,
         _restarts,
@@ -204,6 +205,14 @@ def _coloured(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
         text = f"The observer follows the noise of {channel} (correlation of innovations {correlation:.1f})."
         return Advice("follows noise", text, False)
     return None
+
+
+def _swapped_velocities(lines: Sequence[Mapping[str, Any]]) -> Advice | None:
+    found = _most_frequent(lines, "swapped_velocities")
+    seen = sum(line.get("swapped_velocities") == found for line in lines[-RECENT:])
+    if " follows " not in found or seen < MIN_RECENT:
+        return None
+    return Advice("swapped velocities", f"Correct `velocities` in the task: {found}.", True)
 
 
 def _late_velocities(lines: Sequence[Mapping[str, Any]]) -> Advice | None:

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 import firsthand as fh
 from firsthand.inspection import Inspection, InspectionSettings, conclude, excite
 from firsthand.inspection.excitation import is_settling
+from firsthand.inspection.proposals import propose
+from firsthand.inspection.stopping import measure_stopping
+from firsthand.inspection.summary import strength, times
 from firsthand.robots.servo_axes import ServoAxes
-from firsthand_onboard import SpecError
+from firsthand_onboard import SelectedOutput, SpecError
 from firsthand_onboard.gate import Gate
 from firsthand_onboard.gate_limits import GateLimits
 
@@ -87,6 +90,40 @@ def test_a_robot_that_is_sampled_fast_is_pushed_long_enough() -> None:
     assert found.rise_steps == pytest.approx(2 + 60, abs=2.0)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.0005])
+def test_a_speed_that_neutral_ends_is_a_rate_however_slowly_it_settles(noise: float) -> None:
+    result = inspect(Truth(delay=7, gain=0.8, lag_steps=8.0, noise=noise), minutes=3.0)
+    found = result.findings.channels[0]
+    assert found.kind == "rate"
+    assert not found.settles
+    assert any("too short to see where the speed that u0 sets settles" in note for note in result.findings.notes)
+    assert times(result)[0][4].startswith("≥")
+    assert strength(result)[0][-2].startswith("≥")
+    assert found.gain_plus < 0.8  # what is shown is less than the truth
+    assert result.stopping is not None
+    (dead,), (way,) = result.stopping["dead_time_s"], result.stopping["lag_s"]
+    assert (7 + 8) * PERIOD_S <= dead + way <= 1.5 * (7 + 8) * PERIOD_S + 2 * PERIOD_S
+
+
+def test_a_mass_that_noise_hides_does_not_pass_for_a_rate() -> None:
+    truth = Truth(kind="acceleration", delay=2, gain=0.5, lag_steps=0.2, noise=0.003)
+    assert inspect(truth, minutes=3.0).findings.channels[0].kind == "acceleration"
+
+
+def test_an_edge_that_noise_hides_is_not_given_as_a_number() -> None:
+    result = inspect(Truth(delay=2, dead_band=0.12, gain=0.3, lag_steps=3.0, noise=0.003), minutes=3.0)
+    band = result.findings.channels[0].dead_band_plus
+    assert band is not None
+    assert band.silent == 0.0
+    assert band.responding > 0.12
+    row = strength(result)[0]
+    assert row[3] == f"≤ {band.responding:.2g}"
+    assert row[5].startswith("≥")
+    (channel,) = result.as_dict()["channels"]
+    assert np.isnan([channel["dead_band"]["plus"]["edge"], channel["gain"]["plus"]]).all()
+    assert channel["dead_band"]["plus"]["responding"] == band.responding
+
+
 def test_settling_time_of_a_first_order_lag() -> None:
     found = inspect(Truth(delay=3, lag_steps=3.0)).findings.channels[0]
     # 5 % are left after ln 20 = 3.0 time constants.
@@ -111,6 +148,25 @@ def test_gain_without_drift_and_in_the_unit_of_the_command() -> None:
     assert found.gain_minus == pytest.approx(0.05, rel=0.08)
     assert found.dead_band_plus is not None
     assert found.dead_band_plus.edge == pytest.approx(1.0, abs=0.2)
+
+
+class Warming(ProbeRobot):
+    """A wall on its way to where what it loses is what it gets: it drifts less and less."""
+
+    def _step(self, command: np.ndarray) -> None:
+        before = self.position
+        super()._step(command)
+        self.position = self.position - PERIOD_S * 0.02 * before
+
+
+def test_a_drift_that_changes_is_neither_gain_nor_noise() -> None:
+    robot = Warming(Truth(gain=0.1, drift=0.05, noise=2e-4))
+    settings = InspectionSettings(3.0, 0.5, 0)
+    found = conclude("wall", robot.task.spec, settings, excite(robot, settings)).findings
+    assert found.stands_still
+    (channel,) = found.channels
+    assert (channel.gain_minus, channel.gain_plus) == pytest.approx((0.1, 0.1), rel=0.1)
+    assert found.noise[0] == pytest.approx(2e-4, rel=0.25)
 
 
 @pytest.mark.parametrize("velocities", [True, False])
@@ -146,6 +202,44 @@ def test_a_channel_that_moves_nothing_is_named() -> None:
     assert result.proposal is not None
 
 
+def inspect_swapped() -> Inspection:
+    """Two joints, each with the other's velocity sensor."""
+    mixing = ((1.0, 0.0), (0.0, 0.8))
+    robot = ProbeRobot(Truth(delay=4, gain=0.6, lag_steps=3.0, mixing=mixing, velocities=True, noise=1e-3))
+    spec = robot.task.spec
+    spec = replace(spec, layout=replace(spec.layout, velocity=(3, 2)))
+    robot.task = replace(robot.task, spec=spec)
+    settings = InspectionSettings(3.0, 0.5, 0)
+    return conclude("probe", spec, settings, excite(robot, settings))
+
+
+def test_nothing_is_proposed_where_a_response_comes_before_its_dead_time_is_over() -> None:
+    result = inspect_swapped()
+    assert all(channel.lag_steps < 0 for channel in result.findings.channels)
+    assert result.proposal is None
+    assert result.stopping is None
+    assert any("is over: what is measured of p0 is not its response" in note for note in result.findings.notes)
+
+
+def test_velocities_that_are_swapped_are_named() -> None:
+    notes = inspect_swapped().findings.notes
+    assert any(note.startswith("v1 follows p1, not p0") for note in notes)
+    assert any(note.startswith("v0 follows p0, not p1") for note in notes)
+    coupled = Truth(gain=0.6, mixing=((1.0, 0.2), (0.9, 0.4)), velocities=True, noise=1e-3)
+    assert not any("follows" in note for note in inspect(coupled, minutes=3.0).findings.notes)
+
+
+def test_commands_are_remembered_for_longer_than_the_dead_time() -> None:
+    result = inspect(Truth(delay=3, lag_steps=5.0, gain=0.8))
+    (found,) = result.findings.channels
+    # Noise can make a dead time look one period longer than it is.
+    late = replace(found, dead_time_steps=9, rise_steps=8.6)
+    proposal = propose(replace(result.findings, channels=(late,)), result.recording, result.spec)
+    assert proposal is not None
+    assert proposal.command_memory == 10
+    assert "lag 0.0" in proposal.reasons["command_memory"]
+
+
 def test_nothing_is_proposed_for_a_robot_that_does_not_respond() -> None:
     result = inspect(Truth(gain=0.0, noise=0.001))
     assert result.proposal is None
@@ -163,6 +257,61 @@ def test_proposals_follow_the_robot() -> None:
     assert proposal.measured_scale == (3.0,)
     # One period at full speed.
     assert proposal.change_scale[0] == pytest.approx(0.8 * PERIOD_S, rel=0.15)
+
+
+def inspect_tracked(share: float, *, rate: float = 1.0, noise: float = 0.0) -> Inspection:
+    """p0 is the position, p1 is tracked and moves `share` as far."""
+    robot = ProbeRobot(Truth(delay=3, lag_steps=5.0, gain=0.8, noise=noise, mixing=((1.0,), (share,))))
+    spec = robot.task.spec
+    spec = replace(
+        spec,
+        layout=replace(spec.layout, position=(0,)),
+        limits=replace(spec.limits, position_low=(-3.0,), position_high=(3.0,)),
+        kinematics=SelectedOutput((1,)),
+        preview=(1, 30),
+        scales=replace(spec.scales, measured_center=(0.0, 0.4), measured_scale=(1.0, 1.8)),
+        reference=replace(spec.reference, rate_low=(-rate,), rate_high=(rate,)),
+    )
+    robot.task = replace(robot.task, spec=spec, home=(0.0,))
+    settings = InspectionSettings(2.0, 0.5, 0)
+    return conclude("probe", spec, settings, excite(robot, settings))
+
+
+def test_what_is_tracked_is_scaled_as_the_task_has_it_and_looked_ahead_for() -> None:
+    proposal = inspect_tracked(0.7).proposal
+    assert proposal is not None
+    assert (proposal.measured_center, proposal.measured_scale) == ((0.0, 0.4), (3.0, 1.8))
+    assert 3 + 5 <= proposal.preview[-1] <= 2 * (3 + 5)
+    unseen = inspect_tracked(0.0, noise=0.01).proposal
+    assert unseen is not None
+    assert unseen.preview[-1] == 30
+    assert unseen.reasons["preview"].startswith("As far as it is")
+
+
+def test_references_that_are_faster_than_the_robot_are_named() -> None:
+    assert not any("`rate`" in note for note in inspect_tracked(0.7, rate=1.0).findings.notes)
+    notes = inspect_tracked(0.7, rate=100.0).findings.notes
+    assert any(note.startswith("The task asks for 100 per s of p1 (`rate`)") for note in notes)
+
+
+def test_a_position_that_swings_along_does_not_stand_for_the_channel() -> None:
+    class Crane(ProbeRobot):
+        """p1 hangs on p0 and swings with a period of four seconds."""
+
+        swing = speed = 0.0
+
+        def _step(self, command: np.ndarray) -> None:
+            before = self.rate[0]
+            super()._step(command)
+            push = 4.0 * (self.rate[0] - before)
+            self.speed += -push - PERIOD_S * ((np.pi / 2) ** 2 * self.swing + 0.5 * self.speed)
+            self.swing += PERIOD_S * self.speed
+            self.position = np.asarray([self.position[0], self.swing])
+
+    robot, settings = Crane(Truth(gain=0.4, mixing=((1.0,), (0.0,)))), InspectionSettings(3.0, 0.5, 0)
+    (found,) = conclude("crane", robot.task.spec, settings, excite(robot, settings)).findings.channels
+    assert (found.moves, found.kind) == ("p0", "rate")
+    assert found.gain_plus == pytest.approx(0.4, rel=0.1)
 
 
 def test_a_robot_that_is_sampled_too_slowly_is_offered_a_shorter_period() -> None:
@@ -228,6 +377,13 @@ def test_a_robot_that_neutral_does_not_stop_is_told_to_brake() -> None:
 
 def test_commands_that_set_positions_have_no_stopping() -> None:
     assert inspect(Truth(kind="position")).stopping is None
+
+
+@pytest.mark.parametrize(("unit", "stops"), [("°C", False), ("rad", True), ("", True)])
+def test_a_temperature_has_no_joints_that_stop(unit: str, stops: bool) -> None:
+    found = inspect(Truth(delay=2, lag_steps=4.0), minutes=1.0)
+    spec = replace(found.spec, layout=replace(found.spec.layout, measured_units=(unit,)))
+    assert (measure_stopping(found.recording, found.findings, spec) is not None) == stops
 
 
 @pytest.mark.parametrize(

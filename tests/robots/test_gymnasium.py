@@ -14,6 +14,7 @@ from gymnasium import spaces
 from firsthand.agent import Buffer, append
 from firsthand.errors import UserError
 from firsthand.evaluation import can_go_back, evaluate, tracking_metrics
+from firsthand.inspection import InspectionSettings, excite
 from firsthand.models import Controller, Dynamics, Observer, Policy
 from firsthand.plants.sensors import Sensors
 from firsthand.robots import EpisodeRecord
@@ -559,6 +560,17 @@ def test_training_learns_from_trajectories_that_were_cut() -> None:
     assert int(trainer.state.refused) == 0
     assert errors[-1] < 0.05
     assert errors[-1] < 0.3 * errors[0]
+
+
+def test_an_episode_in_which_nothing_was_observed_is_refused_by_name() -> None:
+    source = cart_task(lambda: Cart(lambda step, state: "blind"), names=("place", "speed"))
+    task = source.make_task()
+    robot = source.make_robot(task, payload_kg=0.0, seed=0)
+    sentence = "Every observation of speed was NaN or infinite after step 1 of "
+    with pytest.raises(UserError, match=f"{sentence}all trajectories of episode 1"):
+        Trainer(robot, TrainingConfig("cart", "fast", preset("fast"), episodes=1)).run_episode()
+    with pytest.raises(UserError, match=f"{sentence}every motion"):
+        excite(robot, InspectionSettings(1.0))
 
 
 def test_a_setting_of_the_wrong_kind_is_named() -> None:

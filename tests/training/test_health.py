@@ -233,6 +233,16 @@ def test_a_late_velocity_sensor_is_found_by_its_delay(sensor, delay, tolerance):
     assert np.asarray(found) == pytest.approx(delay, abs=tolerance)
 
 
+def test_velocities_that_are_swapped_are_found():
+    rollout = smooth_motion(np.random.default_rng(7), noise=0.5, delay=1)
+    sound = jnp.ones(rollout.valid.shape, bool)
+    assert (np.asarray(health.followed_positions(SPEC, rollout, sound)) == -1).all()
+    swapped = dataclasses.replace(SPEC, layout=dataclasses.replace(SPEC.layout, velocity=(5, 4, *range(6, 8))))
+    assert np.asarray(health.followed_positions(swapped, rollout, sound)).tolist() == [1, 0, -1, -1]
+    noise = motion(np.random.default_rng(8))
+    assert (np.asarray(health.followed_positions(SPEC, noise, noise.valid)) == -1).all()
+
+
 def test_no_delay_is_claimed_without_motion_or_velocities(toy_spec):
     rng = np.random.default_rng(8)
     noise = motion(rng)  # velocities and positions that have nothing to do with each other
@@ -260,10 +270,13 @@ def test_metrics_name_channels():
     size = jnp.ones(8).at[5].set(4.0)
     correlation = jnp.full(8, jnp.nan)
     delay = jnp.asarray([0.1, 1.1, jnp.nan, 0.6])
-    line = health_metrics(SPEC, Health(nothing, size, correlation, nothing, nothing, nothing, delay, nothing, nothing))
+    follows = jnp.asarray([-1, 0, -1, -1])
+    found = Health(nothing, size, correlation, nothing, nothing, nothing, delay, follows, nothing, nothing)
+    line = health_metrics(SPEC, found)
     assert (line["innovation_size"], line["innovation_size_channel"]) == (4.0, SPEC.layout.measured[5])
     assert np.isnan(line["innovation_correlation"])
     assert line["innovation_correlation_channel"] == ""
     assert line["velocity_delay"] == pytest.approx(1.1)
     joints = [SPEC.layout.measured[i].removesuffix(".velocity") for i in SPEC.layout.velocity]
     assert line["late_velocities"] == f"{joints[1]}, {joints[3]}"
+    assert line["swapped_velocities"] == f"{SPEC.layout.measured[5]} follows {joints[0]}, not {joints[1]}"

@@ -103,7 +103,7 @@ def test_looking_at_its_health_changes_nothing_of_a_run(
     looked_at = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings))
     found = [looked_at.run_episode() for _ in range(3)]
     unknown = Health(*[jnp.asarray(jnp.nan)] * len(Health._fields))  # pyright: ignore[reportCallIssue]
-    unknown = unknown._replace(innovation_size=jnp.full(1, jnp.nan), velocity_delay=jnp.zeros(0))
+    unknown = unknown._replace(innovation_size=jnp.full(1, jnp.nan), velocity_delay=jnp.zeros(0), follows=jnp.zeros(0))
     monkeypatch.setattr(learning, "diagnose", lambda *_: unknown)
     plain = Trainer(SimulatedRobot(ScalarPlant(), task), config(settings))
     for summary in found:

@@ -174,7 +174,8 @@ def _print(inspection: Any) -> None:
     for note in inspection.findings.notes:
         console.print(Text(note, style="yellow"))
     if inspection.proposal is None or inspection.advice is None:
-        console.print("No channel responds, so no settings are proposed.")
+        if not any(channel.responds for channel in inspection.findings.channels):
+            console.print("No channel responds, so no settings are proposed.")
         return
     table = Table(title="Settings", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("field", "now", "proposed"):

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..errors import UserError
-from ..robots.base import AbstractRobot
+from ..robots.base import AbstractRobot, check_observed
 from .findings import MAX_WANDER
 from .guard import Guard, InspectionStopped
 from .plan import MIN_REPEATS, Plan, make_plan, steps_of_repeats
@@ -74,6 +74,8 @@ def _stand_still(pusher: Pusher) -> int:
         recorder.activity = "waiting until it settles"
         recorder.forget()
         falls = _rest(pusher)
+    after = np.stack([measured for _, _, measured in recorder.rows])
+    check_observed(recorder.robot, np.asarray(np.isfinite(after).all(axis=1)), "every motion")
     pusher.watch_falls(falls)
     steps = len(recorder)
     pusher.guard.calibrate(recorder.changes(0, steps), recorder.positions)

@@ -12,6 +12,7 @@ from ..report.style import ALARM, FAINT, INK, PALETTE, nothing, styled
 from .findings import ChannelFindings
 from .inspection import Inspection
 from .response import SETTLED, DeadBand
+from .summary import edge_text
 
 COLUMNS = 2
 HEAT = LinearSegmentedColormap.from_list("effects", [PALETTE[1], "#FFFFFF", PALETTE[0]])
@@ -89,16 +90,16 @@ def static_gains(inspection: Inspection) -> Figure:
 
 
 def _shade(axes: Axes, band: DeadBand | None, direction: float) -> None:
-    if band is not None and math.isfinite(band.edge) and band.edge > 0:
+    if band is not None and band.is_known and math.isfinite(band.edge) and band.edge > 0:
         axes.axvspan(*sorted((0.0, direction * band.edge)), color=PALETTE[4], alpha=0.45, linewidth=0)
         axes.axvline(direction * band.responding, color=ALARM, linestyle=":", linewidth=1.0)
 
 
 def _gain_title(channel: ChannelFindings) -> str:
-    edges = [b.edge for b in (channel.dead_band_minus, channel.dead_band_plus) if b is not None]
-    if not any(e > 0 for e in edges if math.isfinite(e)):
+    bands = [b for b in (channel.dead_band_minus, channel.dead_band_plus) if b is not None]
+    if all(b.is_known and not b.edge > 0 for b in bands):
         return f"{channel.name}: no dead band seen"
-    return f"{channel.name}: dead band " + " / ".join(f"{e:.2g}" if math.isfinite(e) else "–" for e in edges)
+    return f"{channel.name}: dead band " + " / ".join(edge_text(b) for b in bands)
 
 
 @styled

@@ -1,15 +1,18 @@
 """From a recording to findings about the robot."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from firsthand_onboard import ControlSpec
+from firsthand_onboard import ControlSpec, SelectedOutput
 
-from .coupling import Coupling, coupling
+from .coasting import comes_to_rest
+from .coupling import CLEAR, Coupling, coupling
 from .free_motion import FreeMotion, free_motion
 from .onset import find_onset
+from .plan import MAX_PUSH_S, MAX_PUSH_STEPS
 from .recording import Push, Recording
 from .response import (
     SETTLED,
@@ -19,17 +22,24 @@ from .response import (
     Quantity,
     StepResponse,
     dead_band,
+    delay_of,
     gain_curve,
     kind_of,
     last_quarter,
+    mean_motion,
     quantity_of,
     rise,
     settling,
     step_response,
 )
+from .velocities import swapped_velocities
 
 MAX_WANDER = 0.01
 """A robot whose positions move over this share of their range under the neutral command does not stand still."""
+WANDERS = 2.0
+"""A spread at rest of more than this many times the jumps is slow wandering, and not noise."""
+SWINGS_ALONG = 0.2
+"""A position that moves at least this share as far (of its range) as the farthest can stand for a channel."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,10 @@ class ChannelFindings:
     quantity: Quantity | None = None
     kind: Kind | None = None
     """What a constant command sets in the long run: a position, a rate or an acceleration."""
+    settles: bool = True
+    """Whether it was seen to settle; where it was not, 63 % and gains are at least what is given here."""
+    is_certain: bool = True
+    """Whether `kind` is certain; otherwise pushes were too short to tell a rate from an acceleration."""
     dead_time_steps: int | None = None
     """Whole control periods before anything shows; the true dead time is at most one more, and may be less."""
     rise_steps: float = float("nan")
@@ -66,6 +80,20 @@ class ChannelFindings:
         """Periods from the end of the dead time to 63 % of the response."""
         return self.rise_steps - (self.dead_time_steps or 0)
 
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether most of the response seems to come before its dead time is over: noise explains one period of that.
+
+        Then what was measured is not the response to the command, as where a velocity is that of another position.
+        """
+        return self.lag_steps < -1.0
+
+    def least_gain(self, direction: float) -> float:
+        """Slope from neutral to the largest push: what the gain is at least, wherever the dead band ends."""
+        mine = [p for p in self.curve if p.command * direction > 0]
+        top = max(mine, key=lambda p: abs(p.command), default=None)
+        return float("nan") if top is None else top.response / top.command
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -79,6 +107,8 @@ class Findings:
     drift: Float[np.ndarray, " measured"]
     """Mean change per second under the neutral command."""
     coupling: Coupling
+    tracked_delay_steps: float | None
+    """Periods by which what is tracked follows a command late, where it is no position; see `tracked_delay`."""
     notes: tuple[str, ...]
     """Notes for the reader."""
 
@@ -96,7 +126,10 @@ def identify(recording: Recording, spec: ControlSpec) -> Findings:
     dead = [c.dead_time_steps for c in channels if c.dead_time_steps is not None]
     steps = recording.push_steps if stands_still else min(max(dead, default=0) + 4, recording.push_steps)
     effects = coupling(recording, tops, min(steps, _shortest(recording, tops)))
-    return Findings(channels, stands_still, noise, drift, effects, _notes(recording, spec, channels, stands_still))
+    late = tracked_delay(recording, spec, tops) if stands_still else None
+    notes = _notes(recording, spec, channels, stands_still)
+    sensed = noise_of(recording, noise) if stands_still else noise
+    return Findings(channels, stands_still, sensed, drift, effects, late, notes)
 
 
 def at_rest(
@@ -105,7 +138,8 @@ def at_rest(
     """Whether the robot stands still, its noise, and its drift per second."""
     change = recording.change[: recording.rest]
     whole = np.isfinite(change).all() and recording.joined[1 : recording.rest].all()
-    drift = np.nan_to_num(np.nanmean(change, axis=0)) / spec.period_s if len(change) else np.zeros(change.shape[1])
+    known = change[np.isfinite(change).all(axis=1)]
+    drift = known.mean(axis=0) / spec.period_s if len(known) else np.zeros(change.shape[1])
     if not whole or len(change) < 3:
         return False, motion.spread, drift
     path = np.concatenate([np.zeros((1, change.shape[1])), np.cumsum(change, axis=0)])
@@ -115,10 +149,22 @@ def at_rest(
     positions = np.asarray(spec.layout.position)
     extent = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
     # Noise spans about six of its standard deviations, and a steady drift is told from motion.
-    jumps = np.std(np.diff(path, n=2, axis=0), axis=0) / np.sqrt(6)
-    wanders = np.ptp(path - trend, axis=0) - 8 * jumps
+    wanders = np.ptp(path - trend, axis=0) - 8 * _jumps(path)
     still = bool((wanders[positions] < MAX_WANDER * extent).all())
     return still, spread if still else motion.spread, drift
+
+
+def noise_of(recording: Recording, spread: Float[np.ndarray, " measured"]) -> Float[np.ndarray, " measured"]:
+    """The noise of each entry at rest: `spread` about a line, or what jumps where that is mostly slow wandering.
+
+    Second differences have no part of a curve, as of a wall that warms, but miss noise that lasts for some periods.
+    """
+    jumps = _jumps(np.cumsum(recording.change[: recording.rest], axis=0))
+    return np.where((jumps > 0) & (spread > WANDERS * jumps), jumps, spread)
+
+
+def _jumps(path: Float[np.ndarray, "steps measured"]) -> Float[np.ndarray, " measured"]:
+    return np.std(np.diff(path, n=2, axis=0), axis=0) / np.sqrt(6)
 
 
 def _shortest(recording: Recording, tops: np.ndarray) -> int:
@@ -135,6 +181,28 @@ def _top(recording: Recording, channel: int) -> tuple[float, tuple[Push, ...]]:
     randomized = [p for p in pushes if p.randomized]
     amplitude = (randomized or pushes)[-1].amplitude if randomized else max(p.amplitude for p in pushes)
     return amplitude, tuple(p for p in pushes if np.isclose(p.amplitude, amplitude))
+
+
+def tracked_delay(recording: Recording, spec: ControlSpec, tops: np.ndarray) -> float | None:
+    """Periods by which tracked outputs that are no positions follow a command late, at most.
+
+    None where all tracked outputs are positions, or follow from them; NaN where none was seen clearly.
+    """
+    others = set(spec.kinematics.indices if isinstance(spec.kinematics, SelectedOutput) else ())
+    others -= set(spec.layout.position)
+    if not others:
+        return None
+    delays = [float("nan")]
+    for channel, top in enumerate(tops):
+        pushes = tuple(p for p in recording.alone(channel) if np.isclose(p.amplitude, top))
+        if len(pushes) < 4:
+            continue
+        pushes = _longest(pushes)
+        for entry in others:
+            motion, error = mean_motion(recording, pushes, entry)
+            if abs(motion[-1]) > CLEAR * error[-1]:
+                delays.append(delay_of(motion))
+    return max((delay for delay in delays if np.isfinite(delay)), default=float("nan"))
 
 
 def _longest(pushes: tuple[Push, ...]) -> tuple[Push, ...]:
@@ -174,9 +242,15 @@ def _channel(
     extent = np.asarray(spec.limits.position_high) - np.asarray(spec.limits.position_low)
     early = slice(None) if stands_still else slice(0, onset.steps + 4)
     size = [np.nanmax(np.abs(r.position[early])) / e for r, e in zip(responses, extent, strict=True)]
+    kinds = [_kind(recording, spec, channel, i, response, onset.steps, noise) for i, response in enumerate(responses)]
     most = int(np.argmax(size))
+    # What only swings along with another position says little about the command.
+    far = [i for i in range(len(kinds)) if size[i] > SWINGS_ALONG * size[most]]
+    settled = [i for i in far if kinds[i].settles and kinds[i].kind != "acceleration"]
+    if settled:
+        most = max(settled, key=lambda i: size[i])
     quantity, response = quantity_of(spec, most), responses[most]
-    kind = kind_of(response, stands_still=stands_still)
+    kind, settles, is_certain = kinds[most]
     values = response.of(kind)
     late = last_quarter(len(values)) if kind != "acceleration" else slice(min(onset.steps + 1, len(values) - 1), None)
     final = float(np.nanmean(values[late]))
@@ -191,7 +265,7 @@ def _channel(
         period_s=period,
         half_range=half_range,
     )
-    plus, minus = dead_band(curve, 1.0), dead_band(curve, -1.0)
+    plus, minus = (dead_band(curve, direction, half_range) for direction in (1.0, -1.0))
     error = max((p.standard_error for p in curve), default=0.0)
     tolerance = max(SETTLED, 4 * error / max(abs(final), 1e-300))
     return ChannelFindings(
@@ -201,9 +275,11 @@ def _channel(
         moves=spec.layout.measured[quantity.position],
         quantity=quantity,
         kind=kind,
+        settles=settles,
+        is_certain=is_certain,
         dead_time_steps=onset.steps,
         rise_steps=rise(values, final, 1 - np.exp(-1.0)),
-        settling_steps=settling(values, final, tolerance) if kind != "acceleration" else float("nan"),
+        settling_steps=settling(values, final, tolerance) if kind != "acceleration" and settles else float("nan"),
         gain_plus=_gain(curve, plus, 1.0),
         gain_minus=_gain(curve, minus, -1.0),
         dead_band_plus=plus,
@@ -213,6 +289,31 @@ def _channel(
     )
 
 
+class _Kind(NamedTuple):
+    """What a command sets, with `settles` and `is_certain` of `ChannelFindings`."""
+
+    kind: Kind
+    settles: bool = True
+    is_certain: bool = True
+
+
+def _kind(
+    recording: Recording,
+    spec: ControlSpec,
+    channel: int,
+    which: int,
+    response: StepResponse,
+    dead: int,
+    noise: Float[np.ndarray, " measured"] | None,
+) -> _Kind:
+    kind, at = kind_of(response, stands_still=noise is not None), spec.layout.position[which]
+    if noise is None or kind != "acceleration":
+        return _Kind(kind)
+    stops = comes_to_rest(recording, channel, at, dead, float(noise[at]))
+    # A speed that neutral ends was set by the command, however long it takes to settle.
+    return _Kind("rate", settles=False) if stops else _Kind(kind, is_certain=stops is not None)
+
+
 def _gain(curve: tuple[GainPoint, ...], band: DeadBand, direction: float) -> float:
     """The slope from the edge of the dead band to the point of the largest push."""
     mine = [p for p in curve if p.command * direction > 0]
@@ -220,6 +321,19 @@ def _gain(curve: tuple[GainPoint, ...], band: DeadBand, direction: float) -> flo
         return float("nan")
     top = max(mine, key=lambda p: abs(p.command))
     return top.response / (direction * (abs(top.command) - band.edge))
+
+
+def _too_short(recording: Recording, spec: ControlSpec, found: ChannelFindings) -> str:
+    """What longer pushes would have told."""
+    longest = f"Pushes of {recording.push_steps * spec.period_s:.2g} s were too short to see"
+    unknown = (
+        f"where the speed that {found.name} sets settles: it is a rate, since neutral ends it, but 63 % and gains are "
+        "at least what is given here."
+        if not found.settles
+        else f"whether {found.name} sets a speed or an acceleration."
+    )
+    longer = recording.push_steps * spec.period_s < max(MAX_PUSH_S, MAX_PUSH_STEPS * spec.period_s)
+    return f"{longest} {unknown}" + (" Pushes last a fifth of a trajectory: more `steps` make them longer." * longer)
 
 
 def _notes(
@@ -243,6 +357,19 @@ def _notes(
                 f"{found.name} was not pushed beyond {found.amplitude:.2g} of half its range: larger pushes came near "
                 "a position limit, went too far, or ended the robot's episode."
             )
+        if found.is_contradictory:
+            notes.append(
+                f"{found.name} seems to reach 63 % after {found.rise_steps:.2g} control periods, before its dead time "
+                f"of {found.dead_time_steps} is over: what is measured of {found.moves} is not its response, so no "
+                "settings are proposed."
+            )
+        elif not found.settles or not found.is_certain:
+            notes.append(_too_short(recording, spec, found))
+    names = spec.layout.measured
+    for velocity, followed, own in swapped_velocities(recording, spec):
+        notes.append(
+            f"{names[velocity]} follows {names[followed]}, not {names[own]}: correct `velocities` in the task."
+        )
     if not stands_still:
         notes.append(
             "The robot does not stand still under the neutral command: gains are the acceleration that a command adds, "

@@ -1,6 +1,6 @@
 """An inspection as a whole: recording, findings and proposals."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,9 @@ from firsthand_onboard import ControlSpec
 
 from ..robots.base import operating_point
 from .findings import ChannelFindings, Findings, identify
-from .proposals import Proposal, propose
+from .proposals import Proposal, propose, rate_notes
 from .recording import Recording
+from .response import DeadBand
 from .settings import InspectionSettings
 from .stopping import measure_stopping
 
@@ -31,7 +32,7 @@ class Inspection:
     recording: Recording
     findings: Findings
     proposal: Proposal | None
-    """None when no channel responds."""
+    """None when no channel responds, or one contradicts itself."""
     stopping: dict[str, list[Any]] | None = None
     """How the positions stop, as a machine declares it (`stopping`); None where that cannot be told."""
     file: tuple[str, str] | None = None
@@ -131,10 +132,14 @@ class Inspection:
             "rise_time_s": self.seconds(channel.rise_steps),
             "lag_s": self.seconds(channel.lag_steps),
             "settling_time_s": self.seconds(channel.settling_steps),
-            "gain": {"minus": channel.gain_minus, "plus": channel.gain_plus},
+            "settles": channel.settles,
+            "gain": {
+                "minus": _if_known(channel.gain_minus, channel.dead_band_minus),
+                "plus": _if_known(channel.gain_plus, channel.dead_band_plus),
+            },
             "dead_band": {
-                "minus": None if channel.dead_band_minus is None else asdict(channel.dead_band_minus),
-                "plus": None if channel.dead_band_plus is None else asdict(channel.dead_band_plus),
+                "minus": _as_dict(channel.dead_band_minus),
+                "plus": _as_dict(channel.dead_band_plus),
             },
             "static_gain": {
                 "command_from_neutral": [p.command for p in channel.curve],
@@ -146,8 +151,20 @@ class Inspection:
         }
 
 
+def _if_known(value: float, band: DeadBand | None) -> float:
+    return value if band is None or band.is_known else float("nan")
+
+
+def _as_dict(band: DeadBand | None) -> dict[str, float] | None:
+    """An edge that is only guessed is left out."""
+    if band is None:
+        return None
+    return {"edge": _if_known(band.edge, band), "silent": band.silent, "responding": band.responding}
+
+
 def conclude(robot: str, spec: ControlSpec, settings: InspectionSettings, recording: Recording) -> Inspection:
     """Findings and proposals from a recording."""
     findings = identify(recording, spec)
+    findings = replace(findings, notes=findings.notes + rate_notes(findings, recording, spec))
     stopping = measure_stopping(recording, findings, spec)
     return Inspection(robot, spec, settings, recording, findings, propose(findings, recording, spec), stopping)

@@ -67,7 +67,9 @@ def _begins(
     rounding = _rounding(recording)
     rows = np.minimum(starts[:, None] + np.arange(steps), len(recording) - 1)
     earlier = motion.surprise[starts[:, None] - np.arange(1, CHUNK + 1)]
-    quiet = np.sqrt(np.nanmean(earlier**2, axis=(0, 1)))
+    known = np.isfinite(earlier)
+    squares = np.where(known, earlier**2, 0.0).sum(axis=(0, 1))
+    quiet = np.sqrt(squares / np.maximum(known.sum(axis=(0, 1)), 1))
     surprise = np.where(over[:, :, None], np.nan, motion.surprise[rows])
     shows = _shows(surprise, signs, quiet + rounding)
     if noise is not None:

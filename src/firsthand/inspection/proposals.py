@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from firsthand_onboard import ControlSpec
+from firsthand_onboard import ControlSpec, SelectedOutput
 
 from .findings import ChannelFindings, Findings
 from .recording import Recording
@@ -15,6 +15,8 @@ MIN_RISE_STEPS, MAX_RISE_STEPS = 4.0, 15.0
 TARGET_RISE_STEPS = 8.0
 MAX_OFFSETS = 8
 MAX_PREVIEW = 40
+TOO_FAST = 2.0
+"""References that are this many times as fast as the robot at full command are not meant."""
 
 
 @dataclass(frozen=True)
@@ -65,29 +67,32 @@ class Proposal:
 
 
 def propose(findings: Findings, recording: Recording, spec: ControlSpec) -> Proposal | None:
-    """Control period, command memory, preview and scales; None when no channel responds."""
+    """Control period, command memory, preview and scales; None when no channel responds, or one contradicts itself."""
     responding = [c for c in findings.channels if c.responds and math.isfinite(c.rise_steps)]
-    if not responding:
+    if not responding or any(c.is_contradictory for c in responding):
         return None
     period, why_period = _period(responding, spec)
     # Control periods that the proposal counts in, per control period now; a shorter one is only advice.
     per = min(spec.period_s / period, 1.0)
     slowest = max(responding, key=lambda c: c.rise_steps)
-    memory = max(math.ceil(slowest.rise_steps * per - 1e-6), 1)
-    last, why_preview = _preview(responding, slowest, spec, per)
+    acts = max(slowest.rise_steps, *((c.dead_time_steps or 0) + 1 for c in responding))
+    memory = max(math.ceil(acts * per - 1e-6), 1)
+    last, why_preview = _preview(responding, slowest, spec, per, findings.tracked_delay_steps)
     count = min(MAX_OFFSETS, last)
     offsets = tuple(sorted({round(last * (i + 1) / count) for i in range(count)}))
     center, scale, change = _scales(findings, recording, spec, 1 / per)
     reasons = {
         "period_s": why_period,
         "command_memory": (
-            f"{slowest.name} is the slowest: dead time {slowest.dead_time_steps} and lag {slowest.lag_steps:.1f} "
+            f"{slowest.name} is the slowest: dead time {slowest.dead_time_steps} and lag "
+            f"{max(slowest.lag_steps, 0.0):.1f} "
             f"control periods of {spec.period_s:g} s, so the last {memory} commands still act on what comes next."
         ),
         "preview": why_preview,
         "scales": (
-            "Positions by their limits; rates by the largest seen, and changes by the 95 % quantile of the change in "
-            "one period, both scaled up from the pushes to the full command."
+            "Positions by their limits, other tracked outputs as the task has them; rates by the largest seen, and "
+            "changes by the 95 % quantile of the change in one period, both scaled up from the pushes to the full "
+            "command."
         ),
     }
     return Proposal(period, memory, offsets, center, scale, change, reasons)
@@ -116,7 +121,7 @@ def _period(responding: list[ChannelFindings], spec: ControlSpec) -> tuple[float
 
 
 def _preview(
-    responding: list[ChannelFindings], slowest: ChannelFindings, spec: ControlSpec, per: float
+    responding: list[ChannelFindings], slowest: ChannelFindings, spec: ControlSpec, per: float, late: float | None
 ) -> tuple[int, str]:
     forces = [c for c in responding if c.kind == "acceleration"]
     last = math.ceil(1.5 * slowest.rise_steps * per)
@@ -124,6 +129,12 @@ def _preview(
         f"1.5 times what {slowest.name} needs to reach 63 % ({slowest.rise_steps * spec.period_s:.2g} s): what is "
         "commanded now shows only then."
     )
+    if late is not None and late > slowest.rise_steps:
+        last = math.ceil(1.5 * late * per)
+        why = f"1.5 times the time by which what is tracked is late ({late * spec.period_s:.2g} s)."
+    elif late is not None and math.isnan(late) and spec.preview[-1] * per > last:
+        last = math.ceil(spec.preview[-1] * per)
+        why = "As far as it is: the pushes do not show clearly how late what is tracked follows."
     for channel in forces:
         travel = _travel_steps(channel, spec) * per
         if travel > last:
@@ -149,23 +160,16 @@ def _scales(
     findings: Findings, recording: Recording, spec: ControlSpec, longer: float
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
     layout, limits = spec.layout, spec.limits
-    measured, change = recording.after, recording.change
-    known = np.isfinite(change).all(axis=1)
-    measured, change = measured[known], change[known]
-    pushed = np.zeros(len(recording), bool)
-    amplitudes = np.asarray([c.amplitude for c in findings.channels])
-    for push in recording.pushes:
-        if push.channel >= 0 and push.amplitude >= 0.99 * amplitudes[push.channel]:
-            pushed[push.start : push.start + push.steps] = True
-    moving = change[pushed[known]] if pushed[known].any() else change
-    # From the push that moves a quantity most to the full command; what moves by itself is not scaled.
-    full = np.ones(layout.num_measured)
-    if findings.stands_still:
-        most = np.argmax(np.nan_to_num(np.abs(findings.coupling.alone)), axis=1)
-        full = 1 / np.maximum(amplitudes[most], 1e-9)
+    known = np.isfinite(recording.change).all(axis=1)
+    measured = recording.after[known]
+    full, steps = _full_command(findings, recording, spec)
     center = (measured.max(axis=0) + measured.min(axis=0)) / 2
     scale = (measured.max(axis=0) - measured.min(axis=0)) / 2
-    steps = full * np.quantile(np.abs(moving), 0.95, axis=0)
+    if isinstance(spec.kinematics, SelectedOutput):  # as the task has them: from its goals
+        tracked = list(spec.kinematics.indices)
+        center[tracked], scale[tracked] = (
+            np.asarray(scales)[tracked] for scales in (spec.scales.measured_center, spec.scales.measured_scale)
+        )
     for i, entry in enumerate(layout.position):
         low, high = limits.position_low[i], limits.position_high[i]
         center[entry], scale[entry] = (low + high) / 2, (high - low) / 2
@@ -180,6 +184,49 @@ def _scales(
     rounded = (tuple(_round(float(v), 3) for v in values) for values in (center, scale, steps))
     first, second, third = rounded
     return first, second, third
+
+
+def _full_command(findings: Findings, recording: Recording, spec: ControlSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Per entry: the full command over the push that moves it most, and how far that would move it in one period."""
+    change = recording.change
+    known = np.isfinite(change).all(axis=1)
+    change = change[known]
+    pushed = np.zeros(len(recording), bool)
+    amplitudes = np.asarray([c.amplitude for c in findings.channels])
+    for push in recording.pushes:
+        if push.channel >= 0 and push.amplitude >= 0.99 * amplitudes[push.channel]:
+            pushed[push.start : push.start + push.steps] = True
+    moving = change[pushed[known]] if pushed[known].any() else change
+    # From the push that moves a quantity most to the full command; what moves by itself is not scaled.
+    full = np.ones(spec.layout.num_measured)
+    if findings.stands_still:
+        most = np.argmax(np.nan_to_num(np.abs(findings.coupling.alone)), axis=1)
+        full = 1 / np.maximum(amplitudes[most], 1e-9)
+    return full, full * np.quantile(np.abs(moving), 0.95, axis=0)
+
+
+def rate_notes(findings: Findings, recording: Recording, spec: ControlSpec) -> tuple[str, ...]:
+    """Where the task asks for references that are faster than the full command moves what is tracked."""
+    settling = [c.kind != "acceleration" for c in findings.channels if c.responds]
+    if not findings.stands_still or not settling or not all(settling):
+        return ()
+    if spec.reference.space == "position":
+        entries = spec.layout.position
+    elif isinstance(spec.kinematics, SelectedOutput):
+        entries = spec.kinematics.indices
+    else:
+        return ()
+    fastest = _full_command(findings, recording, spec)[1] / spec.period_s
+    notes = []
+    for entry, low, high in zip(entries, spec.reference.rate_low, spec.reference.rate_high, strict=True):
+        rate = max(-low, high)
+        if findings.coupling.clear[entry].any() and rate > TOO_FAST * fastest[entry]:
+            name = spec.layout.measured[entry]
+            notes.append(
+                f"The task asks for {rate:g} per s of {name} (`rate`), but the full command moves it by about "
+                f"{fastest[entry]:.2g} per s: check `rate` and its unit."
+            )
+    return tuple(notes)
 
 
 def _round(value: float, digits: int = 2) -> float:

@@ -22,6 +22,12 @@ SILENT = 1e-4
 
 HIDDEN = 0.3
 """A response that noise leaves below this share of a proportional one is missing."""
+FINE = 0.05
+"""Where a push of this share of half the range responds, it does not matter whether smaller ones do."""
+DRIFTS = 0.05
+"""A robot that moves at more than this share of its highest rate under the neutral command is drifting."""
+MIN_POINTS = 4
+"""Fewer responses cannot tell a dead band from a gain that is convex."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class DeadBand:
     """The largest push that had certainly no response; 0 when there was none."""
     responding: float
     """The smallest push with one; NaN when there was none."""
+    is_known: bool = True
+    """Whether `edge` is more than a guess; otherwise all that is known is that it is at most `responding`."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,29 @@ def step_response(
     )
 
 
+def mean_motion(
+    recording: Recording, pushes: tuple[Push, ...], entry: int
+) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
+    """How far any entry of the measurement moves after a push towards +, and the standard error of that."""
+    starts, signs = np.asarray([p.start for p in pushes]), np.asarray([p.sign for p in pushes])
+    moved = paths(recording, starts, min(p.steps for p in pushes))[:, :, entry]
+    left = np.stack([row - _mean(moved[signs == sign]) for row, sign in zip(moved, signs, strict=True)])
+    return _by_sign(moved, signs), np.std(left, axis=0) / np.sqrt(len(pushes))
+
+
+def delay_of(motion: Float[np.ndarray, " steps"]) -> float:
+    """Periods by which a motion is late: to 63 % of where it settles, or to where its last quarter began as a line."""
+    late, before = last_quarter(len(motion)), motion[len(motion) // 2 : 3 * len(motion) // 4]
+    end = float(motion[late].mean())
+    if len(before) == 0 or late.stop - late.start < 2 or not np.isfinite(motion).all():
+        return float("nan")
+    if abs(end - before.mean()) < UNSETTLED * abs(end):
+        return rise(motion, end, 1 - np.exp(-1.0))
+    times = np.arange(late.start, late.stop) + 1.0
+    slope = np.polyfit(times, motion[late], 1)[0]
+    return float(np.clip(times.mean() - end / slope, 0.0, len(motion))) if slope != 0 else float("nan")
+
+
 def _by_sign(values: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """Half of (mean over + minus mean over −), or just one of them where the other is missing."""
     means = [_mean(values[signs == sign]) for sign in (1.0, -1.0)]
@@ -165,6 +196,8 @@ def kind_of(response: StepResponse, *, stands_still: bool) -> Kind:
 
 def rise(values: Float[np.ndarray, " steps"], final: float, share: float) -> float:
     """After how many periods a response first passes a share of its final value, with straight lines in between."""
+    if final == 0:
+        return float("nan")
     ratio = np.concatenate([[0.0], values / final])
     passed = np.flatnonzero(ratio >= share)
     if not len(passed):
@@ -239,6 +272,7 @@ def gain_curve(
     at_rest = at_rest[np.isfinite(at_rest)]
     drift, spread = (at_rest.mean(), at_rest.std()) if len(at_rest) else (0.0, 0.0)
     found: dict[float, np.ndarray] = {}
+    where: dict[float, np.ndarray] = {}
     for fraction in sorted({p.fractions[p.channel] for p in pushes}):
         # A shortened push may not have settled: it counts only where none went on.
         least = steps if fraction in enough else 0.6 * steps
@@ -247,7 +281,13 @@ def gain_curve(
             long_run(kind, quantity, recording, motion, np.asarray([p.start]), p.steps, dead, period_s, stands_still)[0]
             for p in same
         ]
-        found[fraction] = np.asarray([v for v in values if np.isfinite(v)])
+        known = np.isfinite(values)
+        found[fraction] = np.asarray(values)[known]
+        where[fraction] = recording.before[[p.start for p in same], quantity.position][known]
+    if kind == "rate" and abs(drift) > DRIFTS * max((np.abs(v).max(initial=0.0) for v in found.values()), default=0.0):
+        slope = drift_slope(found, where)
+        home = recording.before[: recording.rest, quantity.position].mean()
+        found = {fraction: values - slope * (where[fraction] - home) for fraction, values in found.items()}
     if kind == "acceleration":  # what the robot does by itself differs from push to push, not only in size
         spread = max([spread, *(values.std(ddof=1) for values in found.values() if len(values) > 2)])
     points = []
@@ -259,12 +299,27 @@ def gain_curve(
     return tuple(points)
 
 
-def dead_band(points: tuple[GainPoint, ...], direction: float) -> DeadBand:
+def drift_slope(found: dict[float, np.ndarray], where: dict[float, np.ndarray]) -> float:
+    """How the rate under one and the same command falls with the position, as of a tank that leaks.
+
+    The slope that all commands share, by least squares; 0 where it does not explain most of what differs.
+    """
+    values = np.concatenate([v - v.mean() for v in found.values() if len(v)])
+    places = np.concatenate([where[fraction] - where[fraction].mean() for fraction, v in found.items() if len(v)])
+    if not places.any():
+        return 0.0
+    slope = float(places @ values / (places @ places))
+    left = values - slope * places
+    return slope if slope < 0 and left @ left < 0.5 * (values @ values) else 0.0
+
+
+def dead_band(points: tuple[GainPoint, ...], direction: float, half_range: float) -> DeadBand:
     """Where the response of one direction begins.
 
     Between the largest push without a response and the smallest with one; inside of that by fitting
     g (|u| − edge)^p, p from 1 to 3, to the smallest responses. A push counts as without a response only where noise
-    would not hide a proportional one.
+    would not hide a proportional one. Without any such push the edge is known where the response begins early, or where
+    the responses clearly begin later than at 0.
     """
     mine = sorted((abs(p.command), abs(p.response), p.standard_error) for p in points if p.command * direction > 0)
     if not mine:
@@ -280,7 +335,9 @@ def dead_band(points: tuple[GainPoint, ...], direction: float) -> DeadBand:
         return DeadBand(float("nan"), low, float("nan"))
     u, r, error = (v[above][:5] for v in (u, r, error))
     high = float(u[0])
-    return DeadBand(_edge(u, r, np.maximum(error, 0.02 * r), low, high), low, high)
+    edge = _edge(u, r, np.maximum(error, 0.02 * r), low, high)
+    is_known = low > 0 or high <= FINE * half_range or (edge > 0 and len(u) >= MIN_POINTS)
+    return DeadBand(edge, low, high, is_known)
 
 
 def _edge(u: np.ndarray, r: np.ndarray, error: np.ndarray, low: float, high: float) -> float:
@@ -300,6 +357,6 @@ def _misfit(u: np.ndarray, r: np.ndarray, weight: np.ndarray) -> float:
     x, y = np.log(u), np.log(r)
     x, y = x - np.average(x, weights=weight), y - np.average(y, weights=weight)
     power = 1.0
-    if len(u) > 3:
+    if len(u) >= MIN_POINTS:
         power = float(np.clip(np.sum(weight * x * y) / np.sum(weight * x * x), 1.0, 3.0))
     return float(np.sum(weight * (y - power * x) ** 2) + 0.1 * (power - 1.0) ** 2)

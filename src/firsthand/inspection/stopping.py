@@ -12,23 +12,28 @@ from .recording import Recording
 
 FAST = 0.4
 """Stops from less than this share of the highest speed at which the command became neutral are left to noise."""
+MOVING = ("", "m", "cm", "mm", "µm", "in", "rad", "mrad", "deg", "°")
+"""Units of positions that something moves in; a temperature or a pressure has nothing to stop."""
 SAFETY = 1.2
 """Ratio of the proposed to the measured value."""
 
 
 def measure_stopping(recording: Recording, findings: Findings, spec: ControlSpec) -> dict[str, list[Any]] | None:
-    """`stopping` as a machine declares it, per position; None where commands set no speeds or nothing responds.
+    """`stopping` as a machine declares it, per position; None where that cannot be told.
 
     `lag_s` is the longest way to rest that was seen over the speed it began with, without dead time; where no stop was
     seen, the lag of the response. None in it: commands set accelerations, so that neutral stops nothing. Then
     `deceleration` is that of the whole command range, and `brake` the share of it that is to be used.
     """
+    units = spec.layout.measured_units
+    if units and not any(units[entry] in MOVING for entry in spec.layout.position):
+        return None
     lag: list[Any] = []
     dead, deceleration, brake = [], [], []
     for i, entry in enumerate(spec.layout.position):
         channels = [c for c in findings.channels if c.quantity is not None and c.quantity.position == entry]
         channels = [c for c in channels if c.responds and c.dead_time_steps is not None]
-        if not channels or any(c.kind == "position" for c in channels):
+        if not channels or any(c.kind == "position" or c.is_contradictory for c in channels):
             return None
         waits = max(c.dead_time_steps or 0 for c in channels) * spec.period_s
         dead.append(_round_up(waits + spec.period_s))  # it is at most one period more than was seen

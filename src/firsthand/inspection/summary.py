@@ -33,7 +33,7 @@ def times(inspection: Inspection) -> list[tuple[str, ...]]:
                 inspection.unit(channel),
                 str(dead),
                 f"≤ {inspection.seconds(dead + 1):.2g}",
-                digits(inspection.seconds(channel.rise_steps)),
+                ("" if channel.settles else "≥ ") + digits(inspection.seconds(channel.rise_steps)),
                 _settling(inspection, channel),
             )
         )
@@ -52,10 +52,10 @@ def strength(inspection: Inspection) -> list[tuple[str, ...]]:
             (
                 channel.name,
                 pushed,
-                _edge(channel.dead_band_minus),
-                _edge(channel.dead_band_plus),
-                digits(channel.gain_minus),
-                digits(channel.gain_plus),
+                edge_text(channel.dead_band_minus),
+                edge_text(channel.dead_band_plus),
+                _gain(channel, -1.0),
+                _gain(channel, 1.0),
                 digits(float(inspection.findings.noise[channel.quantity.position])),
             )
         )
@@ -70,8 +70,24 @@ def _settling(inspection: Inspection, channel: ChannelFindings) -> str:
     return digits(inspection.seconds(channel.settling_steps))
 
 
-def _edge(band: DeadBand | None) -> str:
-    return UNKNOWN if band is None else digits(band.edge)
+def edge_text(band: DeadBand | None) -> str:
+    """Where the dead band ends, as far as that is known."""
+    if band is None:
+        return UNKNOWN
+    return digits(band.edge) if band.is_known else f"≤ {digits(band.responding)}"
+
+
+def _gain(channel: ChannelFindings, direction: float) -> str:
+    """The gain, or in which direction from a number it lies where the dead band or the end of the rise is not known."""
+    gain, band = (
+        (channel.gain_plus, channel.dead_band_plus) if direction > 0 else (channel.gain_minus, channel.dead_band_minus)
+    )
+    if not math.isfinite(gain) or band is None:
+        return UNKNOWN
+    if channel.settles and band.is_known:
+        return digits(gain)
+    least = gain if band.is_known else channel.least_gain(direction)
+    return f"{'≥' if least > 0 else '≤'} {digits(least)}"
 
 
 def comparison(inspection: Inspection) -> list[tuple[str, str, str]]:

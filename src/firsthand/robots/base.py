@@ -159,6 +159,17 @@ class EpisodeRecord:
         return EpisodeRecord(**required, **found)
 
 
+def check_observed(robot: "AbstractRobot", happened: Bool[np.ndarray, "*steps"], motion: str) -> None:
+    """Raise `UserError` where no step of a motion counts, because measurements after the first were not finite."""
+    if happened.any() or not robot.missing:
+        return
+    names = ", ".join(robot.task.spec.layout.measured[i] for i in robot.missing)
+    raise UserError(
+        f"Every observation of {names} was NaN or infinite after step 1 of {motion}, but must be a finite number: look "
+        "at what the robot returns from its first step."
+    )
+
+
 MIN_ROOM = 0.5
 """Commands go either way from neutral where this share of half the range is left on both sides."""
 
@@ -225,6 +236,8 @@ class AbstractRobot(ABC):
     """The simulated plant, where there is one."""
     is_learned: bool = False
     """Whether this plant is a learned simulator."""
+    missing: tuple[int, ...] = ()
+    """Entries of the measurement that were not finite where a motion was last cut for that."""
     angles: tuple[int, ...] = ()
     """Entries of the measurement that are angles and counted on across ±π."""
     members: Sequence[Any] = ()

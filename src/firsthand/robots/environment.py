@@ -158,6 +158,8 @@ class Driver:
         """The last command as the robot got it."""
         self.free: Bool[np.ndarray, " commands"] = np.ones(len(self.applied), bool)
         """Where that is what was asked for."""
+        self.missing: tuple[int, ...] = ()
+        """Entries of the last measurement that were not finite and ended a motion."""
         self.env = environment.make()
         self.space = self.env.action_space
         self.state = self.true = self.newest = np.zeros(0, np.float32)
@@ -286,6 +288,7 @@ class Driver:
         measured = self._measure(observation)
         is_here = np.isfinite(measured)
         if self._observer is None and not is_here.all():
+            self.missing = tuple(np.flatnonzero(~is_here).tolist())
             return Outcome.NOT_FINITE
         measured = np.where(is_here, measured, self.true)
         for entry in self.environment.angles:  # an angle moves by less than half a turn in a control period
@@ -541,7 +544,7 @@ class GymnasiumRobot(AbstractRobot):
             if outcome is Outcome.GOING and watch is not None and watch.leaves(measured[k + 1]):
                 outcome = Outcome.LIMIT
             if outcome is not Outcome.GOING:
-                self.cuts[outcome] += 1
+                self._count(outcome, driver)
                 self._recover(driver, outcome)
                 break
         return measured
@@ -595,6 +598,7 @@ class GymnasiumRobot(AbstractRobot):
     def _count(self, outcome: Outcome, driver: Driver) -> None:
         self.cuts[outcome] += 1
         self.lost = driver.fault or self.lost
+        self.missing = driver.missing if outcome is Outcome.NOT_FINITE else ()
 
     def notes(self) -> list[str]:
         """Notes for the user about the motion so far."""

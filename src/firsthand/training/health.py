@@ -40,6 +40,8 @@ DELAYS = range(-2, 5)
 """Delays of a velocity sensor that are tried, in control periods."""
 MIN_LIKENESS = 0.5
 """Correlation of measured velocity and difference quotient from which on a delay between them means anything."""
+SWAPPED_LIKENESS = 0.7
+"""Correlation with the difference quotient of another position from which on a velocity may be that one's."""
 
 
 class Health(NamedTuple):
@@ -55,6 +57,8 @@ class Health(NamedTuple):
     forecast_error_ratio: Float[Array, ""]
     velocity_delay: Float[Array, " velocities"]
     """By how many control periods a measured velocity is late."""
+    follows: Int[Array, " velocities"]
+    """Which position a velocity follows that hardly follows its own; −1 for none."""
     observer_delay: Float[Array, ""]
     """The same as the learner's observer has it, as a mean; NaN without an observer."""
     policy_change: Float[Array, ""]
@@ -113,6 +117,7 @@ def diagnose(
         forecast_error=forecast_error,
         forecast_error_ratio=forecast_error / share(learned.forecast, far),
         velocity_delay=velocity_delays(spec, rollout, sound),
+        follows=followed_positions(spec, rollout, sound),
         observer_delay=jnp.asarray(jnp.nan) if after.estimation is None else mean_delay(after.estimation.observer),
         policy_change=change_length(before.policy, after.policy),
     )
@@ -257,10 +262,40 @@ def velocity_delays(
     The delay with the highest correlation between both, refined by a parabola. Noise in either lowers all correlations
     alike and moves nothing. NaN where they are hardly alike, as in an episode without motion.
     """
+    alike, count = velocity_likeness(spec, rollout, sound)
+    found = jnp.diagonal(alike, axis1=1, axis2=2)
+    best = jnp.clip(jnp.argmax(found, axis=0), 1, len(DELAYS) - 2)
+    left, peak, right = (jnp.take_along_axis(found, best[None] + i, axis=0)[0] for i in (-1, 0, 1))
+    bend = left - 2.0 * peak + right
+    delay = min(DELAYS) + best + jnp.where(bend < 0, 0.5 * (left - right) / jnp.where(bend < 0, bend, 1.0), 0.0)
+    return jnp.where((peak >= MIN_LIKENESS) & (count >= MIN_SAMPLES), delay, jnp.nan)
+
+
+def followed_positions(
+    spec: ControlSpec, rollout: Rollout, sound: Bool[Array, "trajectories steps"]
+) -> Int[Array, " velocities"]:
+    """Which position each measured velocity follows in the place of its own, as where two are swapped; −1 for none."""
+    alike, count = velocity_likeness(spec, rollout, sound)
+    if not len(spec.layout.velocity):
+        return jnp.zeros(0, jnp.int32)
+    alike = alike.max(axis=0)
+    other = jnp.argmax(alike, axis=1)
+    swapped = (alike.max(axis=1) >= SWAPPED_LIKENESS) & (jnp.diagonal(alike) < MIN_LIKENESS) & (count >= MIN_SAMPLES)
+    return jnp.where(swapped, other, -1)
+
+
+def velocity_likeness(
+    spec: ControlSpec, rollout: Rollout, sound: Bool[Array, "trajectories steps"]
+) -> tuple[Float[Array, "delays velocities positions"], Int[Array, ""]]:
+    """Correlations of measured velocities, late by each of `DELAYS`, with the difference quotients of all positions.
+
+    And of how many samples; of none where there are no velocities or trajectories are too short.
+    """
     layout, steps = spec.layout, rollout.commands.shape[1]
     back, ahead = max(DELAYS) + 1, 1 - min(DELAYS)
-    if not layout.velocity or steps < back + ahead + 1:
-        return jnp.full(len(layout.velocity), jnp.nan)
+    size = len(layout.velocity)
+    if not size or steps < back + ahead + 1:
+        return jnp.zeros((len(DELAYS), size, size)), jnp.zeros((), int)
     position, velocity = (rollout.states[..., jnp.asarray(part)] for part in (layout.position, layout.velocity))
     quotient = (position[:, 2:] - position[:, :-2]) / (2.0 * spec.period_s)  # entry k is at time k + 1
     times = jnp.arange(back, steps + 1 - ahead)
@@ -274,17 +309,12 @@ def velocity_delays(
 
     shown = centre(velocity[:, times])
 
-    def likeness(delay: int) -> Float[Array, " velocities"]:
+    def likeness(delay: int) -> Float[Array, "velocities positions"]:
         moved = centre(quotient[:, times - delay - 1])
-        power = jnp.sqrt(jnp.sum(shown**2, axis=(0, 1)) * jnp.sum(moved**2, axis=(0, 1)))
-        return jnp.sum(shown * moved, axis=(0, 1)) / jnp.where(power > 0, power, jnp.inf)
+        power = jnp.sqrt(jnp.outer(jnp.sum(shown**2, axis=(0, 1)), jnp.sum(moved**2, axis=(0, 1))))
+        return jnp.einsum("ntv,ntp->vp", shown, moved) / jnp.where(power > 0, power, jnp.inf)
 
-    found = jnp.stack([likeness(delay) for delay in DELAYS])
-    best = jnp.clip(jnp.argmax(found, axis=0), 1, len(DELAYS) - 2)
-    left, peak, right = (jnp.take_along_axis(found, best[None] + i, axis=0)[0] for i in (-1, 0, 1))
-    bend = left - 2.0 * peak + right
-    delay = min(DELAYS) + best + jnp.where(bend < 0, 0.5 * (left - right) / jnp.where(bend < 0, bend, 1.0), 0.0)
-    return jnp.where((peak >= MIN_LIKENESS) & (count >= MIN_SAMPLES), delay, jnp.nan)
+    return jnp.stack([likeness(delay) for delay in DELAYS]), count
 
 
 def mean_delay(observer: Observer) -> Float[Array, ""]:

@@ -408,6 +408,12 @@ def health_metrics(spec: ControlSpec, health: Health) -> dict[str, Any]:
     """The entries of metrics.jsonl, with the worst channel by name."""
     names, delays = spec.layout.measured, np.asarray(health.velocity_delay, np.float64)
     late = [channel_name(names[i]) for i, delay in zip(spec.layout.velocity, delays, strict=True) if delay >= LATE]
+    # Without measured velocities there are positions all the same.
+    swapped = [
+        f"{names[i]} follows {channel_name(names[spec.layout.position[other]])}, not {channel_name(names[own])}"
+        for i, own, other in zip(spec.layout.velocity, spec.layout.position, np.asarray(health.follows), strict=False)
+        if other >= 0
+    ]
     size, size_channel = find_worst(np.asarray(health.innovation_size), names)
     correlation, correlation_channel = find_worst(np.asarray(health.innovation_correlation), names)
     return {
@@ -421,6 +427,7 @@ def health_metrics(spec: ControlSpec, health: Health) -> dict[str, Any]:
         "forecast_error_ratio": float(health.forecast_error_ratio),
         "velocity_delay": float(np.nanmax(delays)) if np.isfinite(delays).any() else math.nan,
         "late_velocities": ", ".join(late),
+        "swapped_velocities": "; ".join(swapped),
     }
 
 
@@ -433,5 +440,5 @@ def find_worst(values: np.ndarray, names: tuple[str, ...]) -> tuple[float, str]:
 
 
 def channel_name(measured: str) -> str:
-    """boom, of boom.velocity."""
-    return measured.removesuffix(".velocity")
+    """boom, of boom.velocity or boom.position."""
+    return measured.removesuffix(".velocity").removesuffix(".position")

@@ -17,7 +17,7 @@ from ..agent import LearnerState
 from ..errors import UserError
 from ..models import Controller
 from ..robots import AbstractRobot, EpisodeRecord
-from ..robots.base import EpisodeAbandoned
+from ..robots.base import EpisodeAbandoned, check_observed
 from ..robots.earned import authority_metrics
 from ..runs import atomic
 from ..standstill import WINDOW, find_standstill
@@ -128,6 +128,7 @@ class Trainer:
         if self.horizon.adaptive:
             self.learner.horizon = self.horizon.imagined_steps
         record, tried = self._move(decision, goals, excitation)
+        check_observed(self.robot, record.valid, f"all trajectories of episode {self.episode + 1}")
         self.callbacks.after_motion(self.episode + 1)
         began = time.monotonic()
         self.state, update = self.learner.observe(self.state, record, rng)

@@ -115,13 +115,21 @@ def claims_of_earlier_presets() -> Iterator[Claim]:
 
 
 def claims_of_single_runs() -> Iterator[Claim]:
-    """The load without notice, and the shovel in soil."""
+    """The load without notice, a real machine's log, and the shovel in soil."""
     results = "docs/results.md"
     file = "payload/excavator-realistic-fast-1500kg.csv"
     errors = {int(row["episode"]): float(row["error_cm"]) for row in read(file, seed="0")}
     yield Claim(results, ("error, cm",), "18 to 20", (statistics.median(errors[e] for e in (18, 19, 20)),), file)
     for episode in range(21, 27):
         yield Claim(results, ("error, cm",), str(episode), (errors[episode],), file)
+    file = "cycles-real-excavator.csv"
+    policies = (("1", "policy 1"), ("2", "2"), ("5", "5"), ("10", "10"), ("15", "15"), ("kept", "kept"))
+    for way, seed in (("from the log", "0"), ("from the log", "1"), ("from nothing", "0")):
+        found = {row["policy"].partition(" ")[0]: float(row["all"]) for row in read(file, way=way, seed=seed)}
+        for policy, heading in policies:
+            if policy in found:
+                row = (f"{way}, seed {seed}",)
+                yield Claim("docs/simulator.md", row, heading, (found[policy],), file)
     file = "grading.csv"
     for episode in (8, 12):
         (row,) = read(file, way="soil", judged="soil", seed="0", episode=str(episode))

@@ -116,7 +116,9 @@ def go_on(fresh: tuple[Any, Any], carried: tuple[Any, Any]) -> tuple[Any, Any]:
     A controller without an observer needs no estimate: nobody would move it on. One that needs what the other did not
     have begins with a fresh one.
     """
-    return tuple(own if own is None or other is None else other for own, other in zip(fresh, carried, strict=True))
+    pairs = zip(fresh, carried, strict=True)
+    estimate, memory = (own if own is None or other is None else other for own, other in pairs)
+    return estimate, memory
 
 
 def _has_base(policy) -> bool:

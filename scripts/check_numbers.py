@@ -115,7 +115,7 @@ def claims_of_earlier_presets() -> Iterator[Claim]:
 
 
 def claims_of_single_runs() -> Iterator[Claim]:
-    """The load without notice, a real machine's log, and the shovel in soil."""
+    """The load without notice, a real machine's log, a base, and the shovel in soil."""
     results = "docs/results.md"
     file = "payload/excavator-realistic-fast-1500kg.csv"
     errors = {int(row["episode"]): float(row["error_cm"]) for row in read(file, seed="0")}
@@ -130,6 +130,13 @@ def claims_of_single_runs() -> Iterator[Claim]:
             if policy in found:
                 row = (f"{way}, seed {seed}",)
                 yield Claim("docs/simulator.md", row, heading, (found[policy],), file)
+    file = "on-top-of-a-base-excavator-realistic-add.json"
+    for line in json.loads((RESULTS / file).read_text())["episodes"]:
+        if line["episode"] in (1, 2, 3, 5, 7, 8, 10, 15, 20, 25):
+            for who, name in (("base", "base_error"), ("learned", "error")):
+                row = (f"seed {line['seed']}, {who}",)
+                page = "docs/start_from_your_controller.md"
+                yield Claim(page, row, str(line["episode"]), (CM * line[name],), file)
     file = "grading.csv"
     for episode in (8, 12):
         (row,) = read(file, way="soil", judged="soil", seed="0", episode=str(episode))

@@ -15,7 +15,7 @@ MIN_SAMPLES = 30
 
 
 def swapped_velocities(recording: Recording, spec: ControlSpec) -> tuple[tuple[int, int, int], ...]:
-    """Entries of the measurement: a velocity, the position that it follows, and the one that it is said to be of."""
+    """Entries of the measurement: a velocity, the position that it follows, and the one that is declared for it."""
     layout = spec.layout
     if len(layout.velocity) < 2:
         return ()

@@ -2,7 +2,7 @@
 
 Seeds are few and differ by half, so a part is judged by intervals over seeds. It pays where the error without it is
 larger, on one of four looks (sensors, references) and with the interval corrected for four. The verdict is about two
-things that can come out otherwise: what the preset is said to rest on pays, and nothing in it does harm.
+things that can come out otherwise: the parts that carry the preset pay, and no part does harm.
 """
 
 import dataclasses

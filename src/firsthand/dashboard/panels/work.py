@@ -12,7 +12,7 @@ MAX_EVENTS = 20
 
 
 class WorkPanel:
-    """The work of the chosen run; hidden where there is none."""
+    """The work of the chosen run; hidden for a run without work."""
 
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
